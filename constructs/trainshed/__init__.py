@@ -1,0 +1,1 @@
+"""Trainshed: constructs for the AWS ground on which foundation models train."""

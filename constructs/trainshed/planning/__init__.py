@@ -1,0 +1,1 @@
+"""Everything that can be decided before AWS is asked: pure Python, no I/O."""

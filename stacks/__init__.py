@@ -1,0 +1,1 @@
+"""The CDK app and what it deploys together: wiring and grants only."""
