@@ -1,0 +1,266 @@
+"""The deployment file's schema: what an operator may write, and what a change of each field does.
+
+`UPDATE_POLICIES` and the JSON Schema both derive from the fields below; `regions_of` turns a valid
+file into the planner's own values.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Update = Literal["live", "rolling", "replaces nodes", "never"]
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", min_length=1, max_length=20)]
+GroupName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", min_length=1, max_length=63)]
+Days = Annotated[int, Field(ge=1, le=3650)]
+Event = Literal["NEW", "CHANGED", "DELETED"]
+Retention = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653]  # fmt: skip
+
+
+def _field(update: Update, description: str, default: Any = ..., **limits: Any) -> Any:
+    extra = {"x-update": update}
+    if default in (dict, list, tuple) or (isinstance(default, type) and issubclass(default, BaseModel)):
+        return Field(default_factory=default, description=description, json_schema_extra=extra, **limits)
+    return Field(default=default, description=description, json_schema_extra=extra, **limits)
+
+
+class Section(BaseModel):
+    """A part of the file: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GivenSubnetEntry(Section):
+    """A subnet of an existing VPC."""
+
+    id: str = _field("never", "Subnet id.", pattern=r"^subnet-[0-9a-f]{8,17}$")
+    zone: str = _field("never", "Zone id, such as use2-az1.")
+    cidr: str = _field("never", "Its CIDR.")
+    free: int | None = _field("live", "Free addresses in it; default: all that the CIDR holds.", None, ge=0)
+    purposes: tuple[Literal["nodes", "storage", "endpoints", "public"], ...] = _field(
+        "live", "What may be put there.", ("nodes", "storage")
+    )
+
+
+class ExistingVpc(Section):
+    """A VPC that somebody else owns: addresses are verified, not allocated."""
+
+    id: str = _field("never", "VPC id.", pattern=r"^vpc-[0-9a-f]{8,17}$")
+    cidrs: tuple[str, ...] = _field("live", "The VPC's IPv4 blocks, the primary one first.", min_length=1)
+    subnets: tuple[GivenSubnetEntry, ...] = _field("live", "Private subnets that may be used.", min_length=1)
+
+
+class RegionEntry(Section):
+    """One region, and what differs there."""
+
+    zones: tuple[str, ...] = _field(
+        "never", "Zone ids; the first is where groups and file systems go that name none. "
+        "Default: the region's first zone, with a warning, because capacity is sold by zone.", ()
+    )  # fmt: skip
+    pool: tuple[str, ...] = _field("never", "Private networks to draw from; default: the region's own /13.", ())
+    vpc: ExistingVpc | None = _field("never", "Use this VPC instead of making one.", None)
+    set: dict[str, Any] = _field("live", "Dotted paths and the values they take in this region alone.", dict)
+
+
+class Network(Section):
+    """How nodes reach the world."""
+
+    egress: Literal["nat", "closed"] = _field(
+        "live", "`nat`: a NAT gateway per zone; `closed`: no way out but VPC endpoints.", "nat"
+    )
+    egress_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = _field(
+        "live", "TCP ports nodes may reach outside their own security group.", (443,), min_length=1
+    )
+    endpoints: tuple[str, ...] = _field("live", "Interface endpoints beyond those the egress mode needs.", ())
+    flow_log_retention_days: Retention = _field("live", "How long VPC flow logs are kept, in days.", 90)
+    block_quota: int = _field("live", "Your quota 'IPv4 CIDR blocks per VPC' (AWS's default is 5).", 5, ge=1, le=50)
+
+
+class Buckets(Section):
+    """Ages after which objects are thinned out, in days."""
+
+    dataset_infrequent_after_days: Days = _field("live", "Datasets move to infrequent access.", 90, ge=30)
+    noncurrent_expire_after_days: Days = _field("live", "Overwritten and deleted versions go.", 30)
+    access_log_expire_after_days: Days = _field("live", "Access logs go.", 365)
+
+
+class ReadCache(Section):
+    """The SSD read cache of an Intelligent-Tiering file system."""
+
+    mode: Literal["no-cache", "proportional", "user"] = _field("live", "How it is sized.", "proportional")
+    size_gib: int | None = _field("live", "Its size in GiB, for mode `user`.", None)
+
+
+class RootSquash(Section):
+    """Who root becomes on the file system."""
+
+    user: str = _field("live", "uid:gid that root becomes.", "65534:65534")
+    no_squash_nids: tuple[str, ...] = _field("live", "Clients whose root stays root (at most 64).", ())
+
+
+class Association(Section):
+    """A path of the file system tied to a prefix of a bucket."""
+
+    path: str = _field("never", "Path on the file system, with a leading slash.")
+    bucket: str = _field("never", "`datasets`, `checkpoints`, or the name of a bucket of your own.")
+    prefix: str = _field("never", "Prefix in the bucket.", "")
+    import_events: tuple[Event, ...] = _field("live", "S3 events that show up on the file system.", ("NEW", "CHANGED", "DELETED"))  # fmt: skip
+    export_events: tuple[Event, ...] = _field("live", "File events written back to S3.", ())
+    batch_import: bool = _field("never", "Import metadata of what is there already.", True)
+    chunk_mib: int = _field("live", "Largest stripe of an imported file, in MiB.", 1024)
+
+
+class Lustre(Section):
+    """An FSx for Lustre file system (PERSISTENT_2, Lustre 2.15)."""
+
+    zone: str | None = _field("never", "Zone id; default: the region's first zone.", None)
+    storage_class: Literal["ssd", "intelligent-tiering"] = _field("never", "What holds the data.", "ssd")
+    capacity_tib: Decimal | None = _field("live", "Size in FSx TiB (1.2 is 1200 GiB); only grows. Not for intelligent-tiering.", None)  # fmt: skip
+    grow_to_tib: Decimal | None = _field(
+        "live", "Size that addresses are kept for; default: one and a half times the capacity.", None
+    )
+    throughput_per_tib: int | None = _field("live", "MB/s per TiB: 125, 250, 500 or 1000.", None)
+    throughput_mbps: int | None = _field("live", "MB/s in all, for intelligent-tiering: multiples of 4000.", None)
+    read_cache: ReadCache | None = _field("live", "Read cache, for intelligent-tiering.", None)
+    efa: bool = _field("never", "Serve clients over EFA.", False)
+    metadata_iops: int | None = _field("live", "Metadata IOPS; default: automatic.", None)
+    compression: Literal["lz4", "none"] = _field("live", "Data compression.", "lz4")
+    backup_days: int = _field("live", "Days that daily backups are kept; 0: none. Not beside associations.", 0)
+    root_squash: RootSquash | None = _field("live", "Turn root into somebody else.", None)
+    maintenance: str | None = _field("live", "Weekly window, d:HH:MM in UTC.", None)
+    associations: tuple[Association, ...] = _field("live", "Ties to S3, at most 8.", ())
+
+
+class Home(Section):
+    """An FSx for OpenZFS file system at /home."""
+
+    zone: str | None = _field("never", "Zone id; default: the region's first zone.", None)
+    capacity_gib: int = _field("live", "Size in GiB; only grows.", 1024)
+    throughput_mbps: int = _field("live", "Throughput in MB/s.", 160)
+    backup_days: int = _field("live", "Days that daily backups are kept.", 7)
+
+
+class Storage(Section):
+    """What outlives every cluster."""
+
+    buckets: Buckets = _field("live", "Lifecycle of the dataset and checkpoint buckets.", Buckets)
+    lustre: dict[Name, Lustre] = _field("live", "File systems by name.", dict)
+    home: Home | None = _field("live", "Shared home directories.", None)
+
+
+class Accounting(Section):
+    """An external MySQL-compatible database for slurmdbd."""
+
+    endpoint: str = _field("live", "Host name.")
+    secret_arn: str = _field("live", "Secrets Manager secret with the credentials.", pattern=r"^arn:aws[a-z-]*:secretsmanager:.+")  # fmt: skip
+    port: int = _field("live", "TCP port.", 3306, ge=1, le=65535)
+    database: str = _field("live", "Schema name.", "slurm_acct_db", pattern=r"^[a-zA-Z0-9$_]{1,64}$")
+
+
+class Slurm(Section):
+    """Slurm, configured through the HyperPod API."""
+
+    kind: Literal["slurm"] = _field("never", "The orchestrator.", "slurm")
+    accounting: Accounting | None = _field("live", "External accounting; default: HyperPod's own on the controller.", None)  # fmt: skip
+
+
+class TrainingPlan(Section):
+    """Reserved capacity. AWS ties a plan to one zone, which its ARN does not tell."""
+
+    arn: str = _field("replaces nodes", "ARN of the plan.", pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/.+$")  # fmt: skip
+    zone: str = _field("never", "The plan's zone id.")
+
+
+class Rolling(Section):
+    """How an AMI update rolls through a group."""
+
+    batch: int = _field("live", "Nodes at a time.", 1, ge=1)
+    percent: bool = _field("live", "Read `batch` as percent of the group.", False)
+    wait_seconds: int = _field("live", "Pause between batches, in seconds.", 300, ge=0, le=3600)
+    rollback_alarms: tuple[str, ...] = _field("live", "CloudWatch alarms that roll the update back.", (), max_length=10)
+
+
+class PatchingEntry(Section):
+    """When the AMI of a group is updated: on a schedule, or when nodes are idle."""
+
+    schedule: str | None = _field("live", "cron(…) expression, UTC.", None)
+    strategy: Literal["WhenIdle", "WhenAllIdle"] | None = _field("live", "Patch idle nodes by itself.", None)
+    rolling: Rolling | None = _field("live", "Batches and rollback.", None)
+
+
+class Group(Section):
+    """A HyperPod instance group."""
+
+    role: Literal["controller", "login", "worker"] = _field("never", "What its nodes do.", "worker")
+    type: str | tuple[str, ...] = _field("never", "Instance type, or for EKS an ordered list of choices.")
+    count: int = _field("live", "Nodes.", ge=0, le=6758)
+    grow_to: int | None = _field(
+        "live", "Nodes that addresses are kept for; default: one and a half times the count, no growth for one.", None,
+        ge=0, le=6758,
+    )  # fmt: skip
+    minimum: int | None = _field("live", "Nodes without which the group is rolled back after three hours.", None, ge=0, le=6758)  # fmt: skip
+    zone: str | None = _field("never", "Zone id; default: the region's first zone.", None)
+    partition: str | None = _field("live", "Slurm partition; workers only.", None, pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$")  # fmt: skip
+    interface: Literal["efa", "efa-only"] = _field(
+        "never", "`efa`: each network card takes an address; `efa-only`: one address a node.", "efa"
+    )
+    capacity: Literal["on-demand", "spot"] = _field("never", "How capacity is bought.", "on-demand")
+    training_plan: TrainingPlan | None = _field("replaces nodes", "Reserved capacity to use.", None)
+    threads_per_core: Literal[1, 2] | None = _field("replaces nodes", "1 turns hyper-threads off.", None)
+    scratch_gb: int | None = _field("replaces nodes", "Secondary EBS volume at /opt/sagemaker, in GB.", None, ge=1, le=16384)  # fmt: skip
+    deep_health_checks: tuple[Literal["InstanceStress", "InstanceConnectivity"], ...] = _field("live", "Checks new nodes must pass.", ())  # fmt: skip
+    patching: PatchingEntry | None = _field("rolling", "AMI updates.", None)
+    image_id: str | None = _field("rolling", "Own AMI.", None, pattern=r"^ami-[0-9a-fA-F]{8,17}$")
+
+
+class Cluster(Section):
+    """A HyperPod cluster."""
+
+    orchestrator: Slurm = _field("never", "Who schedules.", Slurm)
+    lustre: str | None = _field("replaces nodes", "File system mounted at /fsx; default: the only one.", None)
+    home: bool = _field("replaces nodes", "Mount the shared home.", True)
+    node_recovery: bool = _field("live", "Let HyperPod replace faulty nodes.", True)
+    continuous_provisioning: bool = _field("never", "Start with the nodes that are there.", True)
+    groups: dict[GroupName, Group] = _field("live", "Instance groups by name.", min_length=1, max_length=100)
+
+
+class Deployment(Section):
+    """A whole deployment file."""
+
+    version: Literal[1] = _field("live", "Version of this format.", 1)
+    name: Name = _field("never", "Prefix of every stack and resource name.")
+    account: str | None = _field("never", "AWS account; default: that of the credentials.", None, pattern=r"^[0-9]{12}$")  # fmt: skip
+    tags: dict[str, str] = _field("live", "Tags on every resource.", dict)
+    regions: dict[str, RegionEntry] = _field("live", "Regions by name.", min_length=1)
+    network: Network = _field("live", "Network.", Network)
+    storage: Storage = _field("live", "Storage.", Storage)
+    clusters: dict[Name, Cluster] = _field("live", "Clusters by name.", dict)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the file, for editors."""
+    schema = Deployment.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def update_policies(model: type[BaseModel] = Deployment, prefix: str = "") -> dict[str, tuple[Update, str]]:
+    """What changing each field does: dotted path, `*` for a name or an index → policy, description."""
+    found: dict[str, tuple[Update, str]] = {}
+    for name, info in model.model_fields.items():
+        path = f"{prefix}{name}"
+        extra = cast("dict[str, Update]", info.json_schema_extra)
+        found[path] = (extra["x-update"], info.description or "")
+        for nested, mapped in _sections(info.annotation):
+            found |= update_policies(nested, f"{path}.*." if mapped else f"{path}.")
+    return found
+
+
+def _sections(annotation: object, mapped: bool = False) -> list[tuple[type[BaseModel], bool]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [(annotation, mapped)]
+    inside = getattr(annotation, "__args__", ())
+    is_container = getattr(annotation, "__origin__", None) in (dict, tuple)
+    return [found for part in inside for found in _sections(part, mapped or is_container)]
