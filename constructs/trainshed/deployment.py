@@ -233,6 +233,7 @@ class Deployment(Section):
     version: Literal[1] = _field("live", "Version of this format.", 1)
     name: Name = _field("never", "Prefix of every stack and resource name.")
     account: str | None = _field("never", "AWS account; default: that of the credentials.", None, pattern=r"^[0-9]{12}$")  # fmt: skip
+    protect: bool = _field("live", "Termination protection on the network and storage stacks.", True)
     tags: dict[str, str] = _field("live", "Tags on every resource.", dict)
     regions: dict[str, RegionEntry] = _field("live", "Regions by name.", min_length=1)
     network: Network = _field("live", "Network.", Network)

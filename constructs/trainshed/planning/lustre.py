@@ -43,7 +43,9 @@ METADATA_IOPS: dict[str, tuple[int, ...]] = {
 }
 """Iops in USER_PROVISIONED mode. SSD: FSx API. Intelligent-Tiering: sources disagree. The User Guide
 knows 6000 and 12000, earlier API texts 6000 and multiples of 12000, the current one also 1500 and
-3000. The middle reading is taken; 6000 and 12000 are safe by all three."""
+3000. The middle reading is taken; 6000 and 12000 are safe by all three. Automatic mode on
+Intelligent-Tiering is denied by the User Guide and, lately, granted by the API without figures: it is
+refused, for its servers could not be counted."""
 AUTOMATIC_METADATA_IOPS = ((12_000, 12_000), (4_800, 6_000), (2_400, 3_000), (0, 1_500))
 """(from GiB, IOPS) on SSD; from 48,000 GiB on, 12,000 for each whole 24,000 GiB. Source: User Guide,
 "Lustre metadata performance configuration"."""

@@ -193,7 +193,7 @@ def _check_metadata(plan: LustrePlan, at: str) -> list[Problem]:
     ssd = plan.storage_class == "ssd"
     least = automatic_metadata_iops(plan.capacity_gib) if ssd and plan.capacity_gib else 0
     if iops is None:
-        allowed = f"{either(ladder[:2])} or a multiple of 12000: Intelligent-Tiering has no automatic mode"
+        allowed = f"{ladder[0]} or a multiple of 12000: Intelligent-Tiering has no automatic mode"
         fix = f"set metadata_iops to {ladder[0]}"
         return [] if ssd else [Problem(at, "nothing", allowed, fix)]
     if iops not in ladder:

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from typing import Literal
 
-from .instances import INSTANCE_TYPES
+from .instances import INSTANCE_TYPES, InterfaceType, Orchestrator
 from .storage import LustrePlan, OpenZfsPlan
 
-Orchestrator = Literal["slurm", "eks"]
-InterfaceType = Literal["efa", "efa-only"]
 Purpose = Literal["nodes", "storage", "endpoints", "public"]
 NodeRole = Literal["controller", "login", "worker"]
 Egress = Literal["nat", "closed"]
@@ -168,6 +166,11 @@ class InstanceGroupPlan:
         return self.instance_types[0]
 
     @property
+    def watches_alarms(self) -> bool:
+        """Whether its updates roll back on alarms."""
+        return bool(self.patching and self.patching.rolling and self.patching.rolling.rollback_alarms)
+
+    @property
     def surge_nodes(self) -> int:
         """Nodes that may hold addresses twice while being replaced or updated."""
         rolling = self.patching.rolling if self.patching else None
@@ -250,6 +253,7 @@ class PlatformPlan:
 
     name: str
     account: str | None
+    protect: bool
     tags: dict[str, str]
     regions: tuple[RegionPlan, ...]
 

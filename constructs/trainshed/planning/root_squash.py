@@ -29,7 +29,7 @@ def check_root_squash(squash: str | None, nids: Sequence[str], *, path: str) -> 
         problems.append(Problem(f"{path}.root_squash", repr(squash), allowed, _NOBODY))
     if nids and _is_off(squash):
         fix = f"{_NOBODY}, or drop no_squash_nids"
-        problems.append(Problem(at, f"{len(nids)} clients", "none while root squash is off", fix))
+        problems.append(Problem(at, ", ".join(nids), "none while root squash is off", fix))
     if len(nids) > MOST_NO_SQUASH_NIDS:
         fix = "write neighbouring addresses as one range, such as 10.0.1.[2-10]@tcp"
         problems.append(Problem(at, f"{len(nids)} clients", f"at most {MOST_NO_SQUASH_NIDS}", fix))

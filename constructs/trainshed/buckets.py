@@ -1,0 +1,117 @@
+"""Buckets: data that survives everything, and the one bucket that empties itself.
+
+All are private, TLS-only and encrypted; data buckets are versioned, logged and retained.
+"""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+_ABORT_AFTER = cdk.Duration.days(7)
+
+
+class AccessLogBucket(s3.Bucket):
+    """Receives the access logs of the others; S3 delivers them to SSE-S3 buckets only."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, expire_after_days: int) -> None:
+        super().__init__(
+            scope,
+            construct_id,
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            versioned=True,
+            removal_policy=cdk.RemovalPolicy.RETAIN,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    expiration=cdk.Duration.days(expire_after_days),
+                    noncurrent_version_expiration=cdk.Duration.days(1),
+                    abort_incomplete_multipart_upload_after=_ABORT_AFTER,
+                )
+            ],
+        )
+
+
+class DatasetBucket(s3.Bucket):
+    """A bucket for datasets or checkpoints.
+
+    Args:
+        key: encrypts the objects.
+        access_logs: receives access logs under this bucket's id.
+        noncurrent_expire_after_days: when overwritten and deleted versions go, in days.
+        infrequent_access_after_days: when objects move to infrequent access, in days; None: never
+            (checkpoints are thinned out by the trainer, which knows which ones matter).
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        key: kms.IKey,
+        access_logs: s3.IBucket,
+        noncurrent_expire_after_days: int,
+        infrequent_access_after_days: int | None = None,
+    ) -> None:
+        moves = [] if infrequent_access_after_days is None else [
+            s3.Transition(
+                storage_class=s3.StorageClass.INFREQUENT_ACCESS,
+                transition_after=cdk.Duration.days(infrequent_access_after_days),
+            )
+        ]  # fmt: skip
+        super().__init__(
+            scope,
+            construct_id,
+            encryption=s3.BucketEncryption.KMS,
+            encryption_key=key,
+            bucket_key_enabled=True,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            versioned=True,
+            server_access_logs_bucket=access_logs,
+            server_access_logs_prefix=f"{construct_id.lower()}/",
+            removal_policy=cdk.RemovalPolicy.RETAIN,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    transitions=moves,
+                    noncurrent_version_expiration=cdk.Duration.days(noncurrent_expire_after_days),
+                    abort_incomplete_multipart_upload_after=_ABORT_AFTER,
+                )
+            ],
+        )
+
+
+class LifecycleBucket(s3.Bucket):
+    """Holds what nodes run at boot: rebuilt from the repository at each deploy, so it empties itself.
+
+    Its name begins with `sagemaker-` because AWS's managed policy for cluster nodes admits no other
+    (AmazonSageMakerClusterInstanceRolePolicy), and ends with account and region to be unique.
+    """
+
+    def __init__(self, scope: Construct, construct_id: str, *, platform: str, key: kms.IKey, access_logs: s3.IBucket) -> None:
+        stack = cdk.Stack.of(scope)
+        super().__init__(
+            scope,
+            construct_id,
+            bucket_name=f"sagemaker-{platform}-{stack.account}-{stack.region}",
+            encryption=s3.BucketEncryption.KMS,
+            encryption_key=key,
+            bucket_key_enabled=True,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            versioned=True,
+            server_access_logs_bucket=access_logs,
+            server_access_logs_prefix="lifecycle/",
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+            auto_delete_objects=True,
+            lifecycle_rules=[s3.LifecycleRule(
+                noncurrent_version_expiration=cdk.Duration.days(30),
+                abort_incomplete_multipart_upload_after=_ABORT_AFTER,
+            )],
+        )  # fmt: skip

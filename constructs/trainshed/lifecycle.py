@@ -1,0 +1,49 @@
+"""What nodes run at boot: the scripts of `lifecycle/` and the settings they read, in S3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_s3_deployment as deployment
+from constructs import Construct
+
+SETTINGS_VERSION = 1
+
+
+class LifecycleScripts(Construct):
+    """A folder of scripts and `settings.json`, uploaded to a bucket's prefix.
+
+    Args:
+        bucket: its name must begin with `sagemaker-`, which AWS's managed node policy demands.
+        prefix: the cluster's folder; what else lies there is removed.
+        folder: the scripts.
+        entry: the file HyperPod runs.
+        settings: the contract with the node (docs/contracts.md); may hold deploy-time values.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        bucket: s3.IBucket,
+        prefix: str,
+        folder: str,
+        entry: str,
+        settings: Mapping[str, object],
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.entry = entry
+        self.source_s3_uri = f"s3://{bucket.bucket_name}/{prefix}/"
+        self.upload = deployment.BucketDeployment(
+            self,
+            "Upload",
+            sources=[
+                deployment.Source.asset(folder, exclude=["__pycache__", "*.pyc"]),
+                deployment.Source.json_data("settings.json", {"version": SETTINGS_VERSION, **settings}),
+            ],
+            destination_bucket=bucket,
+            destination_key_prefix=f"{prefix}/",
+            memory_limit=512,
+        )

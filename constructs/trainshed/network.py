@@ -1,0 +1,159 @@
+"""A VPC whose subnets are counted, not defaulted: it deploys an address plan and adds the ways out.
+
+Zones are given by id, so synthesis asks AWS nothing and the same template fits every account.
+"""
+
+from __future__ import annotations
+
+from aws_cdk import Fn, Tags
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from constructs import Construct
+
+from .encryption import log_group
+from .planning.endpoints import endpoints_for
+from .planning.model import AddressPlan, NetworkPlan, SubnetPlan
+
+
+class EfaVpc(Construct):
+    """A VPC with one subnet for each claim of an address plan.
+
+    Args:
+        addresses: blocks and subnets, as `trainshed.planning.addressing.allocate` gives them.
+        network: egress mode, endpoints, flow log retention.
+        key: encrypts the flow logs.
+
+    `subnet_ids` maps each claim's name to its subnet id; `vpc` is the VPC for constructs that ask
+    for one. Node subnets never map public addresses.
+    """
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, addresses: AddressPlan, network: NetworkPlan, key: kms.IKey
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._cfn = ec2.CfnVPC(
+            self, "Vpc", cidr_block=str(addresses.blocks[0]), enable_dns_hostnames=True, enable_dns_support=True
+        )
+        Tags.of(self._cfn).add("Name", self.node.path)
+        self._blocks = {
+            block: ec2.CfnVPCCidrBlock(
+                self, f"Block{_id(str(block))}", vpc_id=self._cfn.ref, cidr_block=str(block)
+            )
+            for block in addresses.blocks[1:]
+        }
+        self._private_tables: dict[str, ec2.CfnRouteTable] = {}
+        self._public_table: ec2.CfnRouteTable | None = None
+        self.subnet_ids = {subnet.claim: self._subnet(subnet) for subnet in addresses.subnets}
+        if network.egress == "nat":
+            self._route_out(addresses)
+        self._endpoints(addresses, network)
+        self._flow_logs(network.flow_log_retention_days, key)
+        zones = sorted({subnet.zone for subnet in addresses.subnets})
+        self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
+            self, "Ref", vpc_id=self._cfn.ref, availability_zones=zones, vpc_cidr_block=str(addresses.blocks[0])
+        )
+
+    def _subnet(self, plan: SubnetPlan) -> str:
+        # The CIDR is part of the logical id: consumers in other stacks see a moved subnet as a new one.
+        subnet = ec2.CfnSubnet(
+            self,
+            f"{_id(plan.claim)}{_id(str(plan.cidr))}",
+            vpc_id=self._cfn.ref,
+            cidr_block=str(plan.cidr),
+            availability_zone_id=plan.zone,
+            map_public_ip_on_launch=False,
+        )
+        Tags.of(subnet).add("Name", f"{self.node.path}/{plan.claim}")
+        for block, cfn in self._blocks.items():
+            if plan.cidr.subnet_of(block):
+                subnet.add_resource_dependency(cfn)
+        table = self._public() if plan.purpose == "public" else self._private(plan.zone)
+        ec2.CfnSubnetRouteTableAssociation(
+            self, f"{subnet.node.id}Table", subnet_id=subnet.ref, route_table_id=table.ref
+        )
+        return subnet.ref
+
+    def _public(self) -> ec2.CfnRouteTable:
+        if self._public_table is None:
+            self._public_table = ec2.CfnRouteTable(self, "PublicTable", vpc_id=self._cfn.ref)
+        return self._public_table
+
+    def _private(self, zone: str) -> ec2.CfnRouteTable:
+        if zone not in self._private_tables:
+            self._private_tables[zone] = ec2.CfnRouteTable(self, f"Table{_id(zone)}", vpc_id=self._cfn.ref)
+        return self._private_tables[zone]
+
+    def _route_out(self, addresses: AddressPlan) -> None:
+        gateway = ec2.CfnInternetGateway(self, "InternetGateway")
+        attached = ec2.CfnVPCGatewayAttachment(
+            self, "InternetGatewayAttachment", vpc_id=self._cfn.ref, internet_gateway_id=gateway.ref
+        )
+        out = ec2.CfnRoute(
+            self, "PublicRoute", route_table_id=self._public().ref, destination_cidr_block="0.0.0.0/0",
+            gateway_id=gateway.ref,
+        )  # fmt: skip
+        out.add_resource_dependency(attached)
+        for public in addresses.subnets:
+            if public.purpose != "public":
+                continue
+            zone = _id(public.zone)
+            address = ec2.CfnEIP(self, f"Address{zone}", domain="vpc")
+            address.add_resource_dependency(attached)
+            nat = ec2.CfnNatGateway(
+                self, f"Nat{zone}", subnet_id=self.subnet_ids[public.claim], allocation_id=address.attr_allocation_id
+            )
+            # Without the route a NAT gateway comes up and forwards nothing until it exists.
+            nat.add_resource_dependency(out)
+            if public.zone in self._private_tables:
+                ec2.CfnRoute(
+                    self, f"Route{zone}", route_table_id=self._private_tables[public.zone].ref,
+                    destination_cidr_block="0.0.0.0/0", nat_gateway_id=nat.ref,
+                )  # fmt: skip
+
+    def _endpoints(self, addresses: AddressPlan, network: NetworkPlan) -> None:
+        tables = [table.ref for table in self._private_tables.values()]
+        ec2.CfnVPCEndpoint(
+            self, "EndpointS3", vpc_id=self._cfn.ref, vpc_endpoint_type="Gateway", route_table_ids=tables,
+            service_name=Fn.sub("com.amazonaws.${AWS::Region}.s3"),
+        )  # fmt: skip
+        subnets = [self.subnet_ids[s.claim] for s in addresses.subnets if s.purpose == "endpoints" and not s.retired]
+        if not subnets:
+            return
+        group = ec2.CfnSecurityGroup(
+            self, "EndpointSecurityGroup", vpc_id=self._cfn.ref, group_description="HTTPS from this VPC to its endpoints",
+            security_group_ingress=[
+                {"ipProtocol": "tcp", "fromPort": 443, "toPort": 443, "cidrIp": str(block), "description": "HTTPS"}
+                for block in addresses.blocks
+            ],
+            security_group_egress=[
+                {"ipProtocol": "icmp", "fromPort": 252, "toPort": 86, "cidrIp": "255.255.255.255/32",
+                 "description": "Endpoints open no connections"}
+            ],
+        )  # fmt: skip
+        for name in endpoints_for(network.egress, network.endpoints):
+            ec2.CfnVPCEndpoint(
+                self, f"Endpoint{_id(name)}", vpc_id=self._cfn.ref, vpc_endpoint_type="Interface",
+                service_name=Fn.sub(f"com.amazonaws.${{AWS::Region}}.{name}"), private_dns_enabled=True,
+                subnet_ids=subnets, security_group_ids=[group.attr_group_id],
+            )  # fmt: skip
+
+    def _flow_logs(self, retention_days: int, key: kms.IKey) -> None:
+        group = log_group(self, "FlowLogGroup", key=key, retention_days=retention_days)
+        role = iam.Role(
+            self,
+            "FlowLogRole",
+            assumed_by=iam.ServicePrincipal("vpc-flow-logs.amazonaws.com"),
+            inline_policies={"Write": iam.PolicyDocument(statements=[iam.PolicyStatement(
+                actions=["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
+                resources=[group.attr_arn],
+            )])},
+        )  # fmt: skip
+        ec2.CfnFlowLog(
+            self, "FlowLog", resource_id=self._cfn.ref, resource_type="VPC", traffic_type="ALL",
+            log_destination_type="cloud-watch-logs", log_group_name=group.ref, deliver_logs_permission_arn=role.role_arn,
+        )  # fmt: skip
+
+
+def _id(text: str) -> str:
+    return "".join(part.capitalize() for part in text.replace(".", "-").replace("/", "-").split("-"))

@@ -1,0 +1,69 @@
+"""One HyperPod cluster over a region's network and storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aws_cdk import CfnOutput
+from constructs import Construct
+from trainshed.hyperpod import HyperPodCluster, Mount
+from trainshed.lifecycle import LifecycleScripts
+from trainshed.planning.model import ClusterPlan, PlatformPlan, RegionPlan
+from trainshed.roles import NodeExecutionRole
+from trainshed.settings import settings_of
+from trainshed.slurm import SlurmOrchestrator
+
+from .base import RegionStack
+from .network import NetworkStack
+from .storage import StorageStack
+
+LIFECYCLE = Path(__file__).parent.parent / "lifecycle"
+
+
+class ClusterStack(RegionStack):
+    """Scripts, roles and the cluster itself; nothing in it outlives it."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *,
+        platform: PlatformPlan, plan: RegionPlan, cluster: ClusterPlan, network: NetworkStack, storage: StorageStack,
+    ) -> None:  # fmt: skip
+        super().__init__(scope, construct_id, region=plan.region, account=platform.account)
+        lustre = storage.lustre.get(cluster.lustre or "")
+        home = storage.home if cluster.home else None
+        mounts = [Mount(dns_name=lustre.dns_name, mount_name=lustre.mount_name, mount_path="/fsx")] if lustre else []
+        mounts += [Mount(dns_name=home.dns_name, mount_path="/home")] if home else []
+        scripts = LifecycleScripts(
+            self,
+            "Lifecycle",
+            bucket=storage.lifecycle,
+            prefix=cluster.name,
+            folder=str(LIFECYCLE),
+            entry="on_init_complete.sh",
+            settings=settings_of(
+                platform=platform.name,
+                region=plan.region,
+                cluster=cluster,
+                mounts=mounts,
+                lustre_efa=bool(lustre and lustre.plan.efa),
+                buckets={
+                    "datasets": storage.datasets.bucket_name,
+                    "checkpoints": storage.checkpoints.bucket_name,
+                    "lifecycle": storage.lifecycle.bucket_name,
+                },
+            ),
+        )
+        roles = {
+            role: NodeExecutionRole(
+                self, f"{role.title()}Role", node_role=role, lifecycle_bucket=storage.lifecycle, prefix=cluster.name,
+                key=network.key, datasets=storage.datasets, checkpoints=storage.checkpoints,
+                secret_arn=cluster.accounting and cluster.accounting.secret_arn,
+                watches_alarms=any(g.watches_alarms for g in cluster.groups if g.role == role),
+            ).role_arn
+            for role in dict.fromkeys(g.role for g in cluster.groups)
+        }  # fmt: skip
+        hyperpod = HyperPodCluster(
+            self, "HyperPod", plan=cluster, name=f"{platform.name}-{cluster.name}", subnet_ids=network.subnet_ids,
+            security_group=network.efa.security_group, rules=network.efa.rules, roles=roles, scripts=scripts,
+            orchestrator=SlurmOrchestrator(accounting=cluster.accounting), mounts=mounts,
+        )  # fmt: skip
+        CfnOutput(self, "ClusterArn", value=hyperpod.cluster_arn)

@@ -1,0 +1,31 @@
+"""The platform: for each region its network, its storage and its clusters."""
+
+from __future__ import annotations
+
+from aws_cdk import Aspects, Tags
+from constructs import Construct
+from trainshed.guards import Guards
+from trainshed.planning.model import PlatformPlan
+
+from .cluster import ClusterStack
+from .network import NetworkStack
+from .storage import StorageStack
+
+
+class Platform(Construct):
+    """Every stack of a plan, guarded and tagged. Regions share nothing, so each deploys by itself."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, plan: PlatformPlan) -> None:
+        super().__init__(scope, construct_id)
+        for region in plan.regions:
+            prefix = f"{plan.name}-{region.region}"
+            network = NetworkStack(scope, f"{prefix}-network", platform=plan, plan=region)
+            storage = StorageStack(scope, f"{prefix}-storage", platform=plan, plan=region, network=network)
+            for cluster in region.clusters:
+                ClusterStack(
+                    scope, f"{prefix}-{cluster.name}", platform=plan, plan=region, cluster=cluster,
+                    network=network, storage=storage,
+                )  # fmt: skip
+        Aspects.of(scope).add(Guards())
+        for key, value in {"trainshed": plan.name, **plan.tags}.items():
+            Tags.of(scope).add(key, value)
