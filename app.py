@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import aws_cdk as cdk
+
 from stacks.platform import Platform
 from trainshed.loading import load, require_locked
 from trainshed.planning.problems import PlanError
@@ -29,13 +30,11 @@ def build(app: cdk.App) -> Platform:
     )
     unlocked = require_locked(loaded)
     platform = Platform(app, "Platform", plan=loaded.plan)
-    notes = cdk.Annotations.of(app)
-    for warning in loaded.plan.warnings:
-        notes.add_warning_v2("trainshed:plan", warning)
-    if unlocked:
-        notes.add_warning_v2(
+    for region in unlocked:
+        # On a stack, because CDK looks for the stack of each annotation and reports when there is none.
+        cdk.Annotations.of(platform.networks[region]).add_warning_v2(
             "trainshed:unlocked",
-            f"addresses of {', '.join(unlocked)} are not locked: run `trainshed plan --lock` before the first deploy",
+            f"addresses of {region} are not locked: run `trainshed plan --lock` before the first deploy",
         )
     return platform
 

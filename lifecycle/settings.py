@@ -36,6 +36,8 @@ def load(path):
     for name, allowed in (("lustre", LUSTRE), ("home", HOME)):
         if settings[name] is not None:
             _only(settings[name], allowed, path, name)
+    if not isinstance(settings["groups"], dict):
+        raise SettingsError(f"{path}: groups is {settings['groups']}, not a section; deploy both from one commit")
     for name, group in settings["groups"].items():
         _only(group, GROUP, path, f"groups.{name}")
     return settings

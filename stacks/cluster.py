@@ -28,6 +28,7 @@ class ClusterStack(RegionStack):
         platform: PlatformPlan, plan: RegionPlan, cluster: ClusterPlan, network: NetworkStack, storage: StorageStack,
     ) -> None:  # fmt: skip
         super().__init__(scope, construct_id, region=plan.region, account=platform.account)
+        name = f"{platform.name}-{cluster.name}"
         lustre = storage.lustre.get(cluster.lustre or "")
         home = storage.home if cluster.home else None
         mounts = [Mount(dns_name=lustre.dns_name, mount_name=lustre.mount_name, mount_path="/fsx")] if lustre else []
@@ -39,6 +40,7 @@ class ClusterStack(RegionStack):
             prefix=cluster.name,
             folder=str(LIFECYCLE),
             entry="on_init_complete.sh",
+            key=network.key,
             settings=settings_of(
                 platform=platform.name,
                 region=plan.region,
@@ -54,7 +56,8 @@ class ClusterStack(RegionStack):
         )
         roles = {
             role: NodeExecutionRole(
-                self, f"{role.title()}Role", node_role=role, lifecycle_bucket=storage.lifecycle, prefix=cluster.name,
+                self, f"{role.title()}Role", node_role=role, cluster_name=name,
+                security_group=network.efa.security_group, lifecycle_bucket=storage.lifecycle, prefix=cluster.name,
                 key=network.key, datasets=storage.datasets, checkpoints=storage.checkpoints,
                 secret_arn=cluster.accounting and cluster.accounting.secret_arn,
                 watches_alarms=any(g.watches_alarms for g in cluster.groups if g.role == role),
@@ -62,7 +65,7 @@ class ClusterStack(RegionStack):
             for role in dict.fromkeys(g.role for g in cluster.groups)
         }  # fmt: skip
         hyperpod = HyperPodCluster(
-            self, "HyperPod", plan=cluster, name=f"{platform.name}-{cluster.name}", subnet_ids=network.subnet_ids,
+            self, "HyperPod", plan=cluster, name=name, subnet_ids=network.subnet_ids,
             security_group=network.efa.security_group, rules=network.efa.rules, roles=roles, scripts=scripts,
             orchestrator=SlurmOrchestrator(accounting=cluster.accounting), mounts=mounts,
         )  # fmt: skip

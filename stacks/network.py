@@ -30,4 +30,6 @@ class NetworkStack(RegionStack):
                 self, "Vpc", vpc_id=network.vpc_id, availability_zones=list(plan.zones)
             )
             self.subnet_ids = plan.given
-        self.efa = EfaSecurityGroup(self, "Efa", vpc=self.vpc, egress_ports=network.egress_ports)
+        self.efa = EfaSecurityGroup(
+            self, "Efa", vpc=self.vpc, egress_ports=network.egress_ports, retained=bool(plan.lustre or plan.home)
+        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from aws_cdk import Aspects, Tags
+from aws_cdk import Annotations, AspectPriority, Aspects, Tags
 from constructs import Construct
+
 from trainshed.guards import Guards
 from trainshed.planning.model import PlatformPlan
 
+from .acknowledgements import acknowledge
 from .cluster import ClusterStack
 from .network import NetworkStack
 from .storage import StorageStack
@@ -17,15 +19,20 @@ class Platform(Construct):
 
     def __init__(self, scope: Construct, construct_id: str, *, plan: PlatformPlan) -> None:
         super().__init__(scope, construct_id)
+        self.networks: dict[str, NetworkStack] = {}
         for region in plan.regions:
             prefix = f"{plan.name}-{region.region}"
             network = NetworkStack(scope, f"{prefix}-network", platform=plan, plan=region)
+            self.networks[region.region] = network
+            for warning in (*region.warnings, *region.addresses.warnings):
+                Annotations.of(network).add_warning_v2("trainshed:plan", warning)
             storage = StorageStack(scope, f"{prefix}-storage", platform=plan, plan=region, network=network)
             for cluster in region.clusters:
                 ClusterStack(
                     scope, f"{prefix}-{cluster.name}", platform=plan, plan=region, cluster=cluster,
                     network=network, storage=storage,
                 )  # fmt: skip
-        Aspects.of(scope).add(Guards())
+        Aspects.of(scope).add(Guards(), priority=AspectPriority.READONLY)
         for key, value in {"trainshed": plan.name, **plan.tags}.items():
             Tags.of(scope).add(key, value)
+        acknowledge(scope)

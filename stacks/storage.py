@@ -46,7 +46,7 @@ class StorageStack(RegionStack):
         self.lustre = {
             fs.name: LustreFileSystem(
                 self,
-                f"Lustre{fs.name.title().replace('-', '')}",
+                f"Lustre{fs.name.title()}",
                 plan=fs,
                 platform=platform.name,
                 subnet_id=network.subnet_ids[lustre_claim(fs.name)],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from ipaddress import IPv4Network
 from math import ceil
 
-from .deployment import Cluster, Deployment, Group, Lustre, PatchingEntry, RegionEntry
+from .deployment import Cluster, Deployment, ExistingVpc, Group, Lustre, PatchingEntry, RegionEntry
+from .planning.addressing import check_pool
 from .planning.demand import group_claim
 from .planning.model import (
     AccountingDatabase,
@@ -19,8 +22,8 @@ from .planning.model import (
     RegionPlan,
     RollingUpdate,
 )
-from .planning.problems import Problem, raise_if
-from .planning.regions import REGIONS
+from .planning.problems import Problem
+from .planning.regions import REGIONS, Region
 from .planning.storage import (
     AssociationPlan,
     LustrePlan,
@@ -29,27 +32,29 @@ from .planning.storage import (
     capacity_neighbours,
     gib_from_tib,
 )
+from .planning.suggest import did_you_mean
 
 GROWTH = 1.5
 
 
-def platform_of(regions: dict[str, Deployment]) -> PlatformPlan:
-    """What to plan, from the file as each region sees it (its `set` applied).
+def platform_of(regions: dict[str, Deployment]) -> tuple[PlatformPlan, list[Problem]]:
+    """What to plan, from the file as each region sees it (its `set` applied), and what cannot be read.
 
-    Raises:
-        PlanError: addresses or sizes that cannot be read.
+    The plan is asked without what cannot be read, so that one run reports everything.
     """
     first = next(iter(regions.values()))
-    return PlatformPlan(
+    wrong: list[Problem] = []
+    asked = PlatformPlan(
         name=first.name,
         account=first.account,
         protect=first.protect,
         tags=dict(first.tags),
-        regions=tuple(_region(name, seen) for name, seen in regions.items()),
+        regions=tuple(_region(name, seen, wrong) for name, seen in regions.items()),
     )
+    return asked, wrong
 
 
-def _region(name: str, seen: Deployment) -> RegionPlan:
+def _region(name: str, seen: Deployment, wrong: list[Problem]) -> RegionPlan:
     entry = seen.regions[name]
     known = REGIONS.get(name)
     zones = entry.zones or (known.zones[:1] if known else ())
@@ -57,15 +62,15 @@ def _region(name: str, seen: Deployment) -> RegionPlan:
     warnings = () if entry.zones else (
         f"no zones given: {default} was taken; capacity is sold by zone, so pin regions.{name}.zones",
     )  # fmt: skip
-    lustre = tuple(_lustre(fs_name, fs, default) for fs_name, fs in seen.storage.lustre.items())
+    lustre = tuple(_lustre(fs_name, fs, default, wrong) for fs_name, fs in seen.storage.lustre.items())
     home = seen.storage.home
     return RegionPlan(
         region=name,
         zones=zones,
-        network=_network(seen, entry, name),
+        network=_network(seen, entry, name, wrong),
         buckets=BucketsPlan(**seen.storage.buckets.model_dump()),
         lustre=lustre,
-        lustre_grow_to={n: _grow_to(n, fs) for n, fs in seen.storage.lustre.items()},
+        lustre_grow_to={n: _grow_to(n, fs, wrong) for n, fs in seen.storage.lustre.items()},
         home=home and OpenZfsPlan(
             name="home", zone=home.zone or default, capacity_gib=home.capacity_gib,
             deployment="SINGLE_AZ_HA_2" if known is None or known.openzfs_single_az_2 else "SINGLE_AZ_HA_1",
@@ -76,60 +81,95 @@ def _region(name: str, seen: Deployment) -> RegionPlan:
     )  # fmt: skip
 
 
-def networks(values: tuple[str, ...], path: str) -> tuple[IPv4Network, ...]:
-    """CIDRs as networks.
-
-    Raises:
-        PlanError: what is not a CIDR.
-    """
+def _networks(values: tuple[str, ...], path: str, wrong: list[Problem]) -> tuple[IPv4Network, ...]:
     found: list[IPv4Network] = []
-    problems: list[Problem] = []
     for value in values:
         try:
             found.append(IPv4Network(value))
         except ValueError as error:
-            problems.append(Problem(path, value, "a CIDR such as 10.64.0.0/14, host bits zero", str(error)))
-    raise_if(problems)
+            allowed = "a CIDR such as 10.64.0.0/14, host bits zero"
+            wrong.append(Problem(path, value or "nothing", allowed, str(error) or "write it so"))
     return tuple(found)
 
 
-def _network(seen: Deployment, entry: RegionEntry, region: str) -> NetworkPlan:
-    given = entry.vpc
-    at = f"regions.{region}"
-    subnets = [
-        (s, networks((s.cidr,), f"{at}.vpc.subnets.{i}.cidr")[0]) for i, s in enumerate(given.subnets if given else ())
-    ]
+def _network(seen: Deployment, entry: RegionEntry, region: str, wrong: list[Problem]) -> NetworkPlan:
+    at, given = f"regions.{region}", entry.vpc
+    pool = _networks(entry.pool, f"{at}.pool", wrong)
+    refused = check_pool(pool, path=f"{at}.pool") if pool else []
+    wrong += refused
     return NetworkPlan(
         egress=seen.network.egress,
-        egress_ports=seen.network.egress_ports,
+        egress_ports=tuple(dict.fromkeys((*seen.network.egress_ports, *_database_ports(seen)))),
         endpoints=seen.network.endpoints,
         flow_log_retention_days=seen.network.flow_log_retention_days,
         block_quota=seen.network.block_quota,
-        pool=networks(entry.pool, f"{at}.pool"),
+        pool=() if refused else pool,
         vpc_id=given.id if given else None,
-        given_blocks=networks(given.cidrs, f"{at}.vpc.cidrs") if given else (),
-        given_subnets=tuple(
-            GivenSubnet(id=s.id, zone=s.zone, cidr=net, purposes=s.purposes,
-                        free=max(0, net.num_addresses - 5) if s.free is None else s.free)
-            for s, net in subnets
-        ),
-    )  # fmt: skip
+        given_blocks=_networks(given.cidrs, f"{at}.vpc.cidrs", wrong) if given else (),
+        given_subnets=_given(given, f"{at}.vpc", REGIONS.get(region), wrong) if given else (),
+    )
 
 
-def _gib(tib: object, path: str) -> int:
-    gib = gib_from_tib(tib)  # pyright: ignore[reportArgumentType]
+def _given(vpc: ExistingVpc, at: str, known: Region | None, wrong: list[Problem]) -> tuple[GivenSubnet, ...]:
+    """Somebody else's subnets, which must be of that VPC and of this region."""
+    blocks = _networks(vpc.cidrs, f"{at}.cidrs", [])
+    wrong += [
+        Problem(f"{at}.cidrs", str(block), "blocks from /16 to /28, as AWS has them", "correct the value")
+        for block in blocks if not 16 <= block.prefixlen <= 28
+    ]  # fmt: skip
+    found: list[GivenSubnet] = []
+    for index, entry in enumerate(vpc.subnets):
+        path = f"{at}.subnets.{index}"
+        zones = (*known.zones, *known.local_zones) if known else (entry.zone,)
+        if entry.zone not in zones:
+            fix = did_you_mean(entry.zone, zones) or "write the zone's id, not its name"
+            wrong.append(Problem(f"{path}.zone", entry.zone or "nothing", ", ".join(zones), fix))
+        for net in _networks((entry.cidr,), f"{path}.cidr", wrong):
+            most = max(0, net.num_addresses - 5)
+            free = most if entry.free is None else entry.free
+            subnet = GivenSubnet(id=entry.id, zone=entry.zone, cidr=net, free=free, purposes=entry.purposes)
+            wrong += _check_given(subnet, path, most=most, blocks=blocks, others=found)
+            found.append(subnet)
+    return tuple(found)
+
+
+def _check_given(
+    subnet: GivenSubnet, path: str, *, most: int, blocks: Sequence[IPv4Network], others: Sequence[GivenSubnet]
+) -> Iterator[Problem]:
+    net = str(subnet.cidr)
+    if not any(subnet.cidr.subnet_of(block) for block in blocks):
+        allowed = f"a part of {', '.join(map(str, blocks)) or 'the VPC'}"
+        yield Problem(f"{path}.cidr", net, allowed, "correct it, or add the VPC's block to cidrs")
+    for other in others:
+        if other.id == subnet.id or other.cidr.overlaps(subnet.cidr):
+            allowed = f"a subnet apart from {other.id} {other.cidr}"
+            yield Problem(path, f"{subnet.id} {net}", allowed, "drop one of the two")
+    if subnet.free > most:
+        yield Problem(f"{path}.free", str(subnet.free), f"0 to {most}, all that {net} holds", "lower it")
+
+
+def _database_ports(seen: Deployment) -> list[int]:
+    """Where controllers must get out to besides: an accounting database lies outside their security group."""
+    databases = [cluster.orchestrator.accounting for cluster in seen.clusters.values()]
+    return [database.port for database in databases if database]
+
+
+def _gib(tib: Decimal, path: str, wrong: list[Problem]) -> int:
+    gib = gib_from_tib(tib)
     if gib is None:
-        raise_if([Problem(path, f"{tib} TiB", "FSx TiB with at most two decimals (1.2 is 1200 GiB)", "round it")])
+        allowed = "FSx TiB with at most three decimals (1.2 is 1200 GiB)"
+        wrong.append(Problem(path, f"{tib} TiB", allowed, "round it"))
     return gib or 0
 
 
-def _lustre(name: str, fs: Lustre, default: str) -> LustrePlan:
+def _lustre(name: str, fs: Lustre, default: str, wrong: list[Problem]) -> LustrePlan:
     path = f"storage.lustre.{name}"
+    capacity = None if fs.capacity_tib is None else _gib(fs.capacity_tib, f"{path}.capacity_tib", wrong)
     return LustrePlan(
         name=name,
         zone=fs.zone or default,
         storage_class=fs.storage_class,
-        capacity_gib=None if fs.capacity_tib is None else _gib(fs.capacity_tib, f"{path}.capacity_tib"),
+        capacity_gib=capacity,
         throughput_mbps_per_tib=fs.throughput_per_tib,
         throughput_mbps=fs.throughput_mbps,
         read_cache=fs.read_cache and ReadCache(mode=fs.read_cache.mode, size_gib=fs.read_cache.size_gib),
@@ -150,17 +190,20 @@ def _lustre(name: str, fs: Lustre, default: str) -> LustrePlan:
     )  # fmt: skip
 
 
-def _grow_to(name: str, fs: Lustre) -> int:
+def _grow_to(name: str, fs: Lustre, wrong: list[Problem]) -> int:
     """GiB, or MB/s for intelligent-tiering: whatever the servers are counted by."""
     path = f"storage.lustre.{name}.grow_to_tib"
-    if fs.grow_to_tib is not None:
-        return _gib(fs.grow_to_tib, path)
+    if fs.grow_to_tib is not None and fs.storage_class != "ssd":
+        allowed = f"nothing: {fs.storage_class} has no size"
+        wrong.append(Problem(path, f"{fs.grow_to_tib} TiB", allowed, "leave it out"))
+    elif fs.grow_to_tib is not None:
+        return _gib(fs.grow_to_tib, path, wrong)
     if fs.storage_class == "intelligent-tiering":
         return ceil((fs.throughput_mbps or 0) * GROWTH)
     if fs.capacity_tib is None:
         return 0
-    wish = ceil(fs.capacity_tib * 1000 * 3 / 2) if fs.capacity_tib.is_finite() else 0
     try:
+        wish = ceil(fs.capacity_tib * 1000 * 3 / 2)
         return max(capacity_neighbours(wish, efa=fs.efa, tier=fs.throughput_per_tib))
     except ValueError:
         return 0  # an illegal tier, which its own check reports
@@ -185,13 +228,14 @@ def _cluster(name: str, cluster: Cluster, seen: Deployment, default: str) -> Clu
 
 def _group(cluster: str, name: str, group: Group, path: str, default: str) -> InstanceGroupPlan:
     grows = group.count > 1 or group.role == "worker"
+    grow_to = ceil(group.count * GROWTH) if grows else group.count
     plan = group.training_plan
     return InstanceGroupPlan(
         name=name,
         role=group.role,
         instance_types=(group.type,) if isinstance(group.type, str) else group.type,
         count=group.count,
-        grow_to=group.grow_to if group.grow_to is not None else ceil(group.count * GROWTH) if grows else group.count,
+        grow_to=grow_to if group.grow_to is None else group.grow_to,
         zone=group.zone or default,
         claim=group_claim(cluster, name),
         path=path,

@@ -1,13 +1,14 @@
 """The deployment file's schema: what an operator may write, and what a change of each field does.
 
-`UPDATE_POLICIES` and the JSON Schema both derive from the fields below; `regions_of` turns a valid
-file into the planner's own values.
+The update policies and the JSON Schema both derive from the fields below; `asking` turns a valid file
+into what the planner is asked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeGuard, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,16 +16,31 @@ Update = Literal["live", "rolling", "replaces nodes", "never"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", min_length=1, max_length=20)]
 GroupName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", min_length=1, max_length=63)]
-Days = Annotated[int, Field(ge=1, le=3650)]
+# Without strict, YAML's `yes` would count as one node and "no" in quotes as false.
+Whole = Annotated[int, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+# Generous: the planner knows the exact steps and names the nearest; this keeps arithmetic finite.
+Amount = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000)]
+Tib = Annotated[Decimal, Field(ge=Decimal("0.001"), le=1_000_000)]
+Days = Annotated[int, Field(strict=True, ge=1, le=3650)]
+# AWS's own rule, less the letters that only some services take.
+TagKey = Annotated[str, Field(pattern=r"^[\w .:/=+@-]+$", max_length=128)]
+TagValue = Annotated[str, Field(pattern=r"^[\w .:/=+@-]*$", max_length=256)]
+_LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
 Event = Literal["NEW", "CHANGED", "DELETED"]
-Retention = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653]  # fmt: skip
+Retention = Literal[
+    1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653
+]
 
 
-def _field(update: Update, description: str, default: Any = ..., **limits: Any) -> Any:
-    extra = {"x-update": update}
+def _field(update: Update, description: str, default: Any = ..., **limits: Any) -> Any:  # noqa: ANN401
+    extra: dict[str, Any] = {"x-update": update}
     if default in (dict, list, tuple) or (isinstance(default, type) and issubclass(default, BaseModel)):
-        return Field(default_factory=default, description=description, json_schema_extra=extra, **limits)
-    return Field(default=default, description=description, json_schema_extra=extra, **limits)
+        limits["default_factory"] = default
+    else:
+        limits["default"] = default
+    field = cast("Callable[..., Any]", Field)
+    return field(description=description, json_schema_extra=extra, **limits)
 
 
 class Section(BaseModel):
@@ -39,7 +55,9 @@ class GivenSubnetEntry(Section):
     id: str = _field("never", "Subnet id.", pattern=r"^subnet-[0-9a-f]{8,17}$")
     zone: str = _field("never", "Zone id, such as use2-az1.")
     cidr: str = _field("never", "Its CIDR.")
-    free: int | None = _field("live", "Free addresses in it; default: all that the CIDR holds.", None, ge=0)
+    free: Whole | None = _field(
+        "live", "Free addresses in it; default: all that the CIDR holds.", None, ge=0, le=65536
+    )
     purposes: tuple[Literal["nodes", "storage", "endpoints", "public"], ...] = _field(
         "live", "What may be put there.", ("nodes", "storage")
     )
@@ -57,10 +75,14 @@ class RegionEntry(Section):
     """One region, and what differs there."""
 
     zones: tuple[str, ...] = _field(
-        "never", "Zone ids; the first is where groups and file systems go that name none. "
-        "Default: the region's first zone, with a warning, because capacity is sold by zone.", ()
-    )  # fmt: skip
-    pool: tuple[str, ...] = _field("never", "Private networks to draw from; default: the region's own /13.", ())
+        "live",
+        "Zone ids; the first is where groups and file systems go that name none. "
+        "Default: the region's first zone, with a warning, because capacity is sold by zone.",
+        (),
+    )
+    pool: tuple[str, ...] = _field(
+        "live", "Private networks to draw new subnets from; default: the region's own /13.", ()
+    )
     vpc: ExistingVpc | None = _field("never", "Use this VPC instead of making one.", None)
     set: dict[str, Any] = _field("live", "Dotted paths and the values they take in this region alone.", dict)
 
@@ -71,12 +93,14 @@ class Network(Section):
     egress: Literal["nat", "closed"] = _field(
         "live", "`nat`: a NAT gateway per zone; `closed`: no way out but VPC endpoints.", "nat"
     )
-    egress_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = _field(
+    egress_ports: tuple[Annotated[int, Field(strict=True, ge=1, le=65535)], ...] = _field(
         "live", "TCP ports nodes may reach outside their own security group.", (443,), min_length=1
     )
     endpoints: tuple[str, ...] = _field("live", "Interface endpoints beyond those the egress mode needs.", ())
     flow_log_retention_days: Retention = _field("live", "How long VPC flow logs are kept, in days.", 90)
-    block_quota: int = _field("live", "Your quota 'IPv4 CIDR blocks per VPC' (AWS's default is 5).", 5, ge=1, le=50)
+    block_quota: Whole = _field(
+        "live", "Your quota 'IPv4 CIDR blocks per VPC' (AWS's default is 5).", 5, ge=1, le=50
+    )
 
 
 class Buckets(Section):
@@ -91,7 +115,7 @@ class ReadCache(Section):
     """The SSD read cache of an Intelligent-Tiering file system."""
 
     mode: Literal["no-cache", "proportional", "user"] = _field("live", "How it is sized.", "proportional")
-    size_gib: int | None = _field("live", "Its size in GiB, for mode `user`.", None)
+    size_gib: Amount | None = _field("live", "Its size in GiB, for mode `user`.", None)
 
 
 class RootSquash(Section):
@@ -105,12 +129,18 @@ class Association(Section):
     """A path of the file system tied to a prefix of a bucket."""
 
     path: str = _field("never", "Path on the file system, with a leading slash.")
-    bucket: str = _field("never", "`datasets`, `checkpoints`, or the name of a bucket of your own.")
+    bucket: str = _field(
+        "never",
+        "`datasets`, `checkpoints`, or the name of a bucket of your own.",
+        pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$",
+    )
     prefix: str = _field("never", "Prefix in the bucket.", "")
-    import_events: tuple[Event, ...] = _field("live", "S3 events that show up on the file system.", ("NEW", "CHANGED", "DELETED"))  # fmt: skip
+    import_events: tuple[Event, ...] = _field(
+        "live", "S3 events that show up on the file system.", ("NEW", "CHANGED", "DELETED")
+    )
     export_events: tuple[Event, ...] = _field("live", "File events written back to S3.", ())
-    batch_import: bool = _field("never", "Import metadata of what is there already.", True)
-    chunk_mib: int = _field("live", "Largest stripe of an imported file, in MiB.", 1024)
+    batch_import: Flag = _field("never", "Import metadata of what is there already.", True)
+    chunk_mib: Amount = _field("live", "Largest stripe of an imported file, in MiB.", 1024)
 
 
 class Lustre(Section):
@@ -118,17 +148,25 @@ class Lustre(Section):
 
     zone: str | None = _field("never", "Zone id; default: the region's first zone.", None)
     storage_class: Literal["ssd", "intelligent-tiering"] = _field("never", "What holds the data.", "ssd")
-    capacity_tib: Decimal | None = _field("live", "Size in FSx TiB (1.2 is 1200 GiB); only grows. Not for intelligent-tiering.", None)  # fmt: skip
-    grow_to_tib: Decimal | None = _field(
+    capacity_tib: Tib | None = _field(
+        "live", "Size in FSx TiB (1.2 is 1200 GiB); only grows. Not for intelligent-tiering.", None
+    )
+    grow_to_tib: Tib | None = _field(
         "live", "Size that addresses are kept for; default: one and a half times the capacity.", None
     )
-    throughput_per_tib: int | None = _field("live", "MB/s per TiB: 125, 250, 500 or 1000.", None)
-    throughput_mbps: int | None = _field("live", "MB/s in all, for intelligent-tiering: multiples of 4000.", None)
+    throughput_per_tib: Amount | None = _field(
+        "live", "MB/s per TiB: 125, 250, 500 or 1000; fixed with efa.", None
+    )
+    throughput_mbps: Amount | None = _field(
+        "live", "MB/s in all, for intelligent-tiering: multiples of 4000; only grows.", None
+    )
     read_cache: ReadCache | None = _field("live", "Read cache, for intelligent-tiering.", None)
-    efa: bool = _field("never", "Serve clients over EFA.", False)
-    metadata_iops: int | None = _field("live", "Metadata IOPS; default: automatic.", None)
+    efa: Flag = _field("never", "Serve clients over EFA.", False)
+    metadata_iops: Amount | None = _field("live", "Metadata IOPS; only grow; default: automatic.", None)
     compression: Literal["lz4", "none"] = _field("live", "Data compression.", "lz4")
-    backup_days: int = _field("live", "Days that daily backups are kept; 0: none. Not beside associations.", 0)
+    backup_days: Amount = _field(
+        "live", "Days that daily backups are kept; 0: none. Not beside associations.", 0
+    )
     root_squash: RootSquash | None = _field("live", "Turn root into somebody else.", None)
     maintenance: str | None = _field("live", "Weekly window, d:HH:MM in UTC.", None)
     associations: tuple[Association, ...] = _field("live", "Ties to S3, at most 8.", ())
@@ -138,9 +176,9 @@ class Home(Section):
     """An FSx for OpenZFS file system at /home."""
 
     zone: str | None = _field("never", "Zone id; default: the region's first zone.", None)
-    capacity_gib: int = _field("live", "Size in GiB; only grows.", 1024)
-    throughput_mbps: int = _field("live", "Throughput in MB/s.", 160)
-    backup_days: int = _field("live", "Days that daily backups are kept.", 7)
+    capacity_gib: Amount = _field("live", "Size in GiB; only grows.", 1024)
+    throughput_mbps: Amount = _field("live", "Throughput in MB/s.", 160)
+    backup_days: Amount = _field("live", "Days that daily backups are kept.", 7)
 
 
 class Storage(Section):
@@ -154,9 +192,11 @@ class Storage(Section):
 class Accounting(Section):
     """An external MySQL-compatible database for slurmdbd."""
 
-    endpoint: str = _field("live", "Host name.")
-    secret_arn: str = _field("live", "Secrets Manager secret with the credentials.", pattern=r"^arn:aws[a-z-]*:secretsmanager:.+")  # fmt: skip
-    port: int = _field("live", "TCP port.", 3306, ge=1, le=65535)
+    endpoint: str = _field("live", "Host name.", max_length=255, pattern=rf"^{_LABEL}(\.{_LABEL})*$")
+    secret_arn: str = _field(
+        "live", "Secrets Manager secret with the credentials.", pattern=r"^arn:aws[a-z-]*:secretsmanager:\S+$"
+    )
+    port: Whole = _field("live", "TCP port.", 3306, ge=1, le=65535)
     database: str = _field("live", "Schema name.", "slurm_acct_db", pattern=r"^[a-zA-Z0-9$_]{1,64}$")
 
 
@@ -164,23 +204,31 @@ class Slurm(Section):
     """Slurm, configured through the HyperPod API."""
 
     kind: Literal["slurm"] = _field("never", "The orchestrator.", "slurm")
-    accounting: Accounting | None = _field("live", "External accounting; default: HyperPod's own on the controller.", None)  # fmt: skip
+    accounting: Accounting | None = _field(
+        "live", "External accounting; default: HyperPod's own on the controller.", None
+    )
 
 
 class TrainingPlan(Section):
     """Reserved capacity. AWS ties a plan to one zone, which its ARN does not tell."""
 
-    arn: str = _field("replaces nodes", "ARN of the plan.", pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/.+$")  # fmt: skip
+    arn: str = _field(
+        "replaces nodes",
+        "ARN of the plan.",
+        pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/\S+$",
+    )
     zone: str = _field("never", "The plan's zone id.")
 
 
 class Rolling(Section):
     """How an AMI update rolls through a group."""
 
-    batch: int = _field("live", "Nodes at a time.", 1, ge=1)
-    percent: bool = _field("live", "Read `batch` as percent of the group.", False)
-    wait_seconds: int = _field("live", "Pause between batches, in seconds.", 300, ge=0, le=3600)
-    rollback_alarms: tuple[str, ...] = _field("live", "CloudWatch alarms that roll the update back.", (), max_length=10)
+    batch: Whole = _field("live", "Nodes at a time.", 1, ge=1, le=6758)
+    percent: Flag = _field("live", "Read `batch` as percent of the group.", False)
+    wait_seconds: Whole = _field("live", "Pause between batches, in seconds.", 300, ge=0, le=3600)
+    rollback_alarms: tuple[str, ...] = _field(
+        "live", "CloudWatch alarms that roll the update back.", (), max_length=10
+    )
 
 
 class PatchingEntry(Section):
@@ -195,25 +243,40 @@ class Group(Section):
     """A HyperPod instance group."""
 
     role: Literal["controller", "login", "worker"] = _field("never", "What its nodes do.", "worker")
-    type: str | tuple[str, ...] = _field("never", "Instance type, or for EKS an ordered list of choices.")
-    count: int = _field("live", "Nodes.", ge=0, le=6758)
-    grow_to: int | None = _field(
-        "live", "Nodes that addresses are kept for; default: one and a half times the count, no growth for one.", None,
-        ge=0, le=6758,
-    )  # fmt: skip
-    minimum: int | None = _field("live", "Nodes without which the group is rolled back after three hours.", None, ge=0, le=6758)  # fmt: skip
+    type: str | Annotated[tuple[str, ...], Field(min_length=1, max_length=20)] = _field(
+        "never", "Instance type, or for EKS an ordered list of choices."
+    )
+    count: Whole = _field("live", "Nodes.", ge=0, le=6758)
+    grow_to: Whole | None = _field(
+        "live",
+        "Nodes that addresses are kept for; default: one and a half times the count, no growth for one.",
+        None,
+        ge=0,
+        le=6758,
+    )
+    minimum: Whole | None = _field(
+        "live", "Nodes without which the group is rolled back after three hours.", None, ge=0, le=6758
+    )
     zone: str | None = _field("never", "Zone id; default: the region's first zone.", None)
-    partition: str | None = _field("live", "Slurm partition; workers only.", None, pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$")  # fmt: skip
+    partition: str | None = _field(
+        "live", "Slurm partition; workers only.", None, pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
+    )
     interface: Literal["efa", "efa-only"] = _field(
         "never", "`efa`: each network card takes an address; `efa-only`: one address a node.", "efa"
     )
     capacity: Literal["on-demand", "spot"] = _field("never", "How capacity is bought.", "on-demand")
     training_plan: TrainingPlan | None = _field("replaces nodes", "Reserved capacity to use.", None)
     threads_per_core: Literal[1, 2] | None = _field("replaces nodes", "1 turns hyper-threads off.", None)
-    scratch_gb: int | None = _field("replaces nodes", "Secondary EBS volume at /opt/sagemaker, in GB.", None, ge=1, le=16384)  # fmt: skip
-    deep_health_checks: tuple[Literal["InstanceStress", "InstanceConnectivity"], ...] = _field("live", "Checks new nodes must pass.", ())  # fmt: skip
-    patching: PatchingEntry | None = _field("rolling", "AMI updates.", None)
-    image_id: str | None = _field("rolling", "Own AMI.", None, pattern=r"^ami-[0-9a-fA-F]{8,17}$")
+    scratch_gb: Whole | None = _field(
+        "replaces nodes", "Secondary EBS volume at /opt/sagemaker, in GB.", None, ge=1, le=16384
+    )
+    deep_health_checks: tuple[Literal["InstanceStress", "InstanceConnectivity"], ...] = _field(
+        "live", "Checks new nodes must pass.", ()
+    )
+    patching: PatchingEntry | None = _field("live", "AMI updates.", None)
+    image_id: str | None = _field(
+        "rolling", "Own AMI; root volumes start afresh.", None, pattern=r"^ami-[0-9a-fA-F]{8,17}$"
+    )
 
 
 class Cluster(Section):
@@ -221,9 +284,9 @@ class Cluster(Section):
 
     orchestrator: Slurm = _field("never", "Who schedules.", Slurm)
     lustre: str | None = _field("replaces nodes", "File system mounted at /fsx; default: the only one.", None)
-    home: bool = _field("replaces nodes", "Mount the shared home.", True)
-    node_recovery: bool = _field("live", "Let HyperPod replace faulty nodes.", True)
-    continuous_provisioning: bool = _field("never", "Start with the nodes that are there.", True)
+    home: Flag = _field("replaces nodes", "Mount the shared home.", True)
+    node_recovery: Flag = _field("live", "Let HyperPod replace faulty nodes.", True)
+    continuous_provisioning: Flag = _field("never", "Start with the nodes that are there.", True)
     groups: dict[GroupName, Group] = _field("live", "Instance groups by name.", min_length=1, max_length=100)
 
 
@@ -232,9 +295,11 @@ class Deployment(Section):
 
     version: Literal[1] = _field("live", "Version of this format.", 1)
     name: Name = _field("never", "Prefix of every stack and resource name.")
-    account: str | None = _field("never", "AWS account; default: that of the credentials.", None, pattern=r"^[0-9]{12}$")  # fmt: skip
-    protect: bool = _field("live", "Termination protection on the network and storage stacks.", True)
-    tags: dict[str, str] = _field("live", "Tags on every resource.", dict)
+    account: str | None = _field(
+        "never", "AWS account; default: that of the credentials.", None, pattern=r"^[0-9]{12}$"
+    )
+    protect: Flag = _field("live", "Termination protection on the network and storage stacks.", True)
+    tags: dict[TagKey, TagValue] = _field("live", "Tags on every resource.", dict)
     regions: dict[str, RegionEntry] = _field("live", "Regions by name.", min_length=1)
     network: Network = _field("live", "Network.", Network)
     storage: Storage = _field("live", "Storage.", Storage)
@@ -244,6 +309,13 @@ class Deployment(Section):
 def json_schema() -> dict[str, Any]:
     """JSON Schema of the file, for editors."""
     schema = Deployment.model_json_schema()
+    for section in (schema, *schema["$defs"].values()):
+        for field in section["properties"].values():
+            if "patternProperties" in field:
+                field["additionalProperties"] = False
+    # `us-east-2:` with nothing behind it is a region with all defaults.
+    regions = schema["properties"]["regions"]
+    regions["additionalProperties"] = {"anyOf": [regions["additionalProperties"], {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -254,14 +326,19 @@ def update_policies(model: type[BaseModel] = Deployment, prefix: str = "") -> di
         path = f"{prefix}{name}"
         extra = cast("dict[str, Update]", info.json_schema_extra)
         found[path] = (extra["x-update"], info.description or "")
-        for nested, mapped in _sections(info.annotation):
+        for nested, mapped in sections_in(info.annotation):
             found |= update_policies(nested, f"{path}.*." if mapped else f"{path}.")
     return found
 
 
-def _sections(annotation: object, mapped: bool = False) -> list[tuple[type[BaseModel], bool]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _is_section(annotation: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def sections_in(annotation: object, mapped: bool = False) -> list[tuple[type[BaseModel], bool]]:
+    """The sections a field may hold, each with whether it stands under a name or an index."""
+    if _is_section(annotation):
         return [(annotation, mapped)]
-    inside = getattr(annotation, "__args__", ())
+    inside = cast("tuple[object, ...]", getattr(annotation, "__args__", ()))
     is_container = getattr(annotation, "__origin__", None) in (dict, tuple)
-    return [found for part in inside for found in _sections(part, mapped or is_container)]
+    return [found for part in inside for found in sections_in(part, mapped or is_container)]

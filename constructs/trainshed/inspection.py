@@ -1,17 +1,17 @@
-"""Reading constructs before synthesis: which resource a token names, who depends on whom."""
+"""Reading constructs before synthesis: what a token names, who waits for whom."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, cast
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
-from aws_cdk import aws_iam as iam
-from constructs import IConstruct
+from constructs import Dependable, IConstruct
 
 
-def field(value: object, name: str) -> Any:
+def field(value: object, name: str) -> Any:  # noqa: ANN401
     """A property of an L1 value, given as a typed struct or as a dictionary with camelCase keys."""
     if isinstance(value, dict):
         head, *rest = name.split("_")
@@ -32,6 +32,23 @@ def target(value: object) -> IConstruct | None:
         return None
     token = cdk.Tokenization.reverse_string(value).first_token
     return cast("IConstruct | None", getattr(token, "target", None))
+
+
+def rendered(scope: IConstruct, value: object) -> str:
+    """A value as the template of a construct's stack will say it, in JSON."""
+    return json.dumps(cdk.Stack.of(scope).resolve(value), sort_keys=True)
+
+
+def subnets_of(ids: object) -> list[ec2.CfnSubnet]:
+    """The subnets of this app among a list of ids."""
+    return [subnet for subnet in map(target, items(ids)) if isinstance(subnet, ec2.CfnSubnet)]
+
+
+def zone(subnet: ec2.CfnSubnet) -> tuple[str, str] | None:
+    """Whether a subnet is placed by zone id or by name, and where; None when AWS chooses."""
+    if subnet.availability_zone_id:
+        return "id", str(subnet.availability_zone_id)
+    return ("name", rendered(subnet, subnet.availability_zone)) if subnet.availability_zone else None
 
 
 def self_rules(group: IConstruct) -> tuple[list[IConstruct], list[IConstruct]]:
@@ -57,29 +74,25 @@ def depends_on(node: cdk.CfnResource, other: IConstruct) -> bool:
     if cdk.Stack.of(node).node.path != cdk.Stack.of(other).node.path:
         return True
     here = other.node.path
-    waits_for = [d.node.path for d in (*node.node.dependencies, *node.obtain_dependencies()) if hasattr(d, "node")]
-    return any(here == path or here.startswith(f"{path}/") for path in waits_for)
+    seen: set[str] = set()
+    waiting: list[IConstruct] = [node]
+    while waiting:
+        for root in _waits_for(waiting.pop()):
+            path = root.node.path
+            if here == path or here.startswith(f"{path}/"):
+                return True
+            if path not in seen and not isinstance(root, cdk.Stack):
+                seen.add(path)
+                waiting += root.node.find_all()
+    return False
 
 
-def grants(role: iam.CfnRole, action: str) -> bool:
-    """Whether a role's policies in this app name an action, or AWS manages one that we cannot read."""
-    if items(role.managed_policy_arns):
-        return True
-    stack = cdk.Stack.of(role)
-    documents = [field(p, "policy_document") for p in items(role.policies)]
-    documents += [
-        other.policy_document
-        for other in role.node.root.node.find_all()
-        if isinstance(other, iam.CfnPolicy)
-        and any((found := target(name)) and found.node.path == role.node.path for name in items(other.roles))
-    ]
-    service, _, verb = action.partition(":")
-    covering = {action, f"{service}:*", "*", *(f"{service}:{verb[:n]}*" for n in range(1, len(verb)))}
-    return any(allowed in covering for document in documents for allowed in _actions(stack.resolve(document)))
-
-
-def _actions(document: Any) -> Iterator[str]:
-    for statement in items(field(document, "Statement")) or [field(document, "Statement")]:
-        if field(statement, "Effect") == "Allow":
-            actions = field(statement, "Action")
-            yield from [actions] if isinstance(actions, str) else items(actions)
+def _waits_for(node: IConstruct) -> Iterator[IConstruct]:
+    # CDK hands a scope's dependencies down to its resources only after Aspects have run.
+    for scope in node.node.scopes:
+        for dependency in scope.node.dependencies:
+            yield from Dependable.of(dependency).dependency_roots
+    if isinstance(node, cdk.CfnResource):
+        for dependency in node.obtain_dependencies():
+            if isinstance(dependency, cdk.CfnResource):
+                yield dependency

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_deployment as deployment
 from constructs import Construct
+
+from .function_role import FunctionRole
 
 SETTINGS_VERSION = 1
 
@@ -20,6 +24,7 @@ class LifecycleScripts(Construct):
         folder: the scripts.
         entry: the file HyperPod runs.
         settings: the contract with the node (docs/contracts.md); may hold deploy-time values.
+        key: encrypts the upload's logs.
     """
 
     def __init__(
@@ -32,18 +37,24 @@ class LifecycleScripts(Construct):
         folder: str,
         entry: str,
         settings: Mapping[str, object],
+        key: kms.IKey,
     ) -> None:
         super().__init__(scope, construct_id)
         self.entry = entry
         self.source_s3_uri = f"s3://{bucket.bucket_name}/{prefix}/"
+        # Not json_data: it drops what is null, and the node refuses settings that lack a key.
+        text = json.dumps({"version": SETTINGS_VERSION, **settings})
+        identity = FunctionRole(self, "Identity", key=key)
         self.upload = deployment.BucketDeployment(
             self,
             "Upload",
             sources=[
                 deployment.Source.asset(folder, exclude=["__pycache__", "*.pyc"]),
-                deployment.Source.json_data("settings.json", {"version": SETTINGS_VERSION, **settings}),
+                deployment.Source.data("settings.json", text),
             ],
             destination_bucket=bucket,
             destination_key_prefix=f"{prefix}/",
             memory_limit=512,
+            role=identity.role,
+            log_group=identity.log_group,
         )

@@ -5,13 +5,14 @@ Zones are given by id, so synthesis asks AWS nothing and the same template fits 
 
 from __future__ import annotations
 
-from aws_cdk import Fn, Tags
+from ipaddress import IPv4Network
+
+from aws_cdk import Fn, RemovalPolicy, Tags
 from aws_cdk import aws_ec2 as ec2
-from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
-from .encryption import log_group
+from .flow_logs import FlowLogs
 from .planning.endpoints import endpoints_for
 from .planning.model import AddressPlan, NetworkPlan, SubnetPlan
 
@@ -25,7 +26,8 @@ class EfaVpc(Construct):
         key: encrypts the flow logs.
 
     `subnet_ids` maps each claim's name to its subnet id; `vpc` is the VPC for constructs that ask
-    for one. Node subnets never map public addresses.
+    for one. Node subnets never map public addresses. Storage subnets, and with them the VPC, outlive
+    the stack, as the file systems in them do.
     """
 
     def __init__(
@@ -38,17 +40,20 @@ class EfaVpc(Construct):
         Tags.of(self._cfn).add("Name", self.node.path)
         self._blocks = {
             block: ec2.CfnVPCCidrBlock(
-                self, f"Block{_id(str(block))}", vpc_id=self._cfn.ref, cidr_block=str(block)
+                self, f"Block{_dots(block)}", vpc_id=self._cfn.ref, cidr_block=str(block)
             )
             for block in addresses.blocks[1:]
         }
         self._private_tables: dict[str, ec2.CfnRouteTable] = {}
         self._public_table: ec2.CfnRouteTable | None = None
+        self._routed: dict[str, ec2.CfnSubnetRouteTableAssociation] = {}
         self.subnet_ids = {subnet.claim: self._subnet(subnet) for subnet in addresses.subnets}
         if network.egress == "nat":
             self._route_out(addresses)
         self._endpoints(addresses, network)
-        self._flow_logs(network.flow_log_retention_days, key)
+        FlowLogs(
+            self, "FlowLogs", vpc_id=self._cfn.ref, retention_days=network.flow_log_retention_days, key=key
+        )
         zones = sorted({subnet.zone for subnet in addresses.subnets})
         self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
             self, "Ref", vpc_id=self._cfn.ref, availability_zones=zones, vpc_cidr_block=str(addresses.blocks[0])
@@ -58,18 +63,22 @@ class EfaVpc(Construct):
         # The CIDR is part of the logical id: consumers in other stacks see a moved subnet as a new one.
         subnet = ec2.CfnSubnet(
             self,
-            f"{_id(plan.claim)}{_id(str(plan.cidr))}",
+            f"{_id(plan.claim)}{_dots(plan.cidr)}",
             vpc_id=self._cfn.ref,
             cidr_block=str(plan.cidr),
             availability_zone_id=plan.zone,
             map_public_ip_on_launch=False,
         )
         Tags.of(subnet).add("Name", f"{self.node.path}/{plan.claim}")
-        for block, cfn in self._blocks.items():
-            if plan.cidr.subnet_of(block):
-                subnet.add_resource_dependency(cfn)
+        block = next((cfn for net, cfn in self._blocks.items() if plan.cidr.subnet_of(net)), None)
+        if block:
+            subnet.add_resource_dependency(block)
+        if plan.purpose == "storage":
+            # A retained file system keeps its interfaces: AWS would refuse to delete what they are in.
+            for held in (self._cfn, subnet, *([block] if block else [])):
+                held.apply_removal_policy(RemovalPolicy.RETAIN)
         table = self._public() if plan.purpose == "public" else self._private(plan.zone)
-        ec2.CfnSubnetRouteTableAssociation(
+        self._routed[plan.claim] = ec2.CfnSubnetRouteTableAssociation(
             self, f"{subnet.node.id}Table", subnet_id=subnet.ref, route_table_id=table.ref
         )
         return subnet.ref
@@ -103,8 +112,9 @@ class EfaVpc(Construct):
             nat = ec2.CfnNatGateway(
                 self, f"Nat{zone}", subnet_id=self.subnet_ids[public.claim], allocation_id=address.attr_allocation_id
             )
-            # Without the route a NAT gateway comes up and forwards nothing until it exists.
+            # A NAT gateway that comes up before its subnet has a way out forwards nothing until it has.
             nat.add_resource_dependency(out)
+            nat.add_resource_dependency(self._routed[public.claim])
             if public.zone in self._private_tables:
                 ec2.CfnRoute(
                     self, f"Route{zone}", route_table_id=self._private_tables[public.zone].ref,
@@ -138,22 +148,11 @@ class EfaVpc(Construct):
                 subnet_ids=subnets, security_group_ids=[group.attr_group_id],
             )  # fmt: skip
 
-    def _flow_logs(self, retention_days: int, key: kms.IKey) -> None:
-        group = log_group(self, "FlowLogGroup", key=key, retention_days=retention_days)
-        role = iam.Role(
-            self,
-            "FlowLogRole",
-            assumed_by=iam.ServicePrincipal("vpc-flow-logs.amazonaws.com"),
-            inline_policies={"Write": iam.PolicyDocument(statements=[iam.PolicyStatement(
-                actions=["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
-                resources=[group.attr_arn],
-            )])},
-        )  # fmt: skip
-        ec2.CfnFlowLog(
-            self, "FlowLog", resource_id=self._cfn.ref, resource_type="VPC", traffic_type="ALL",
-            log_destination_type="cloud-watch-logs", log_group_name=group.ref, deliver_logs_permission_arn=role.role_arn,
-        )  # fmt: skip
-
 
 def _id(text: str) -> str:
     return "".join(part.capitalize() for part in text.replace(".", "-").replace("/", "-").split("-"))
+
+
+def _dots(cidr: IPv4Network) -> str:
+    # With its dots: 10.16.4.0 and 10.1.64.0 must not become one id.
+    return str(cidr).replace("/", "-")

@@ -1,12 +1,13 @@
 """Execution roles of HyperPod nodes: one a node role, each with what that role does and no more.
 
 Written out after AWS's managed policy AmazonSageMakerClusterInstanceRolePolicy and the Slurm-in-a-VPC
-page ("IAM for HyperPod"), narrowed to this platform's bucket and key.
+page ("IAM for HyperPod"), narrowed to this cluster's logs, folder, security group and key.
 """
 
 from __future__ import annotations
 
 import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
@@ -28,6 +29,12 @@ DESCRIBE_NETWORK = (
     "ec2:DescribeSubnets",
     "ec2:DescribeVpcs",
 )
+WRITE_LOGS = (
+    "logs:CreateLogGroup",
+    "logs:CreateLogStream",
+    "logs:DescribeLogStreams",
+    "logs:PutLogEvents",
+)
 SESSION_MANAGER = (
     "ssmmessages:CreateControlChannel",
     "ssmmessages:CreateDataChannel",
@@ -41,6 +48,8 @@ class NodeExecutionRole(Construct):
 
     Args:
         node_role: controller, login or worker.
+        cluster_name: whose logs it writes.
+        security_group: the only one its network interfaces may be in.
         lifecycle_bucket: where the boot scripts lie.
         prefix: the cluster's folder in it.
         key: decrypts scripts and data.
@@ -56,6 +65,8 @@ class NodeExecutionRole(Construct):
         construct_id: str,
         *,
         node_role: NodeRole,
+        cluster_name: str,
+        security_group: ec2.ISecurityGroup,
         lifecycle_bucket: s3.IBucket,
         prefix: str,
         key: kms.IKey,
@@ -65,8 +76,11 @@ class NodeExecutionRole(Construct):
         watches_alarms: bool = False,
     ) -> None:
         super().__init__(scope, construct_id)
-        stack = cdk.Stack.of(self)
-        statements = [*_everywhere(stack), _list(lifecycle_bucket, prefix), _read(lifecycle_bucket, prefix)]
+        statements = [
+            *_everywhere(cdk.Stack.of(self), cluster_name, security_group.security_group_id),
+            _list(lifecycle_bucket, prefix),
+            _read(lifecycle_bucket, prefix),
+        ]
         statements.append(_use_key(key, write=node_role == "worker"))
         if node_role != "controller":
             statements += [_list(datasets), _read(datasets), _list(checkpoints), _read(checkpoints)]
@@ -85,23 +99,23 @@ class NodeExecutionRole(Construct):
             self,
             "Role",
             assumed_by=iam.ServicePrincipal("sagemaker.amazonaws.com"),
-            inline_policies={"Node": iam.PolicyDocument(statements=statements)},
+            managed_policies=[iam.ManagedPolicy(self, "Policy", statements=statements)],
         )
         self.role_arn = self.role.role_arn
 
 
-def _everywhere(stack: cdk.Stack) -> list[iam.PolicyStatement]:
+def _everywhere(stack: cdk.Stack, cluster_name: str, security_group_id: str) -> list[iam.PolicyStatement]:
     logs = stack.format_arn(
-        service="logs", resource="log-group", resource_name="/aws/sagemaker/Clusters/*",
+        service="logs", resource="log-group", resource_name=f"/aws/sagemaker/Clusters/{cluster_name}/*",
         arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
     )  # fmt: skip
     network = [
-        stack.format_arn(service="ec2", resource=kind, resource_name="*")
-        for kind in ("network-interface", "subnet", "security-group")
+        stack.format_arn(service="ec2", resource=kind, resource_name=name)
+        for kind, name in (("network-interface", "*"), ("subnet", "*"), ("security-group", security_group_id))
     ]
     return [
         iam.PolicyStatement(
-            actions=["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
+            actions=[*WRITE_LOGS],
             resources=[logs, f"{logs}:log-stream:*"],
         ),
         iam.PolicyStatement(
@@ -118,7 +132,9 @@ def _everywhere(stack: cdk.Stack) -> list[iam.PolicyStatement]:
 
 def _list(bucket: s3.IBucket, prefix: str | None = None) -> iam.PolicyStatement:
     conditions = {"StringLike": {"s3:prefix": [f"{prefix}/*", prefix]}} if prefix else None
-    return iam.PolicyStatement(actions=["s3:ListBucket"], resources=[bucket.bucket_arn], conditions=conditions)
+    return iam.PolicyStatement(
+        actions=["s3:ListBucket"], resources=[bucket.bucket_arn], conditions=conditions
+    )
 
 
 def _read(bucket: s3.IBucket, prefix: str | None = None) -> iam.PolicyStatement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aws_cdk import RemovalPolicy
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
@@ -16,9 +17,12 @@ class EfaSecurityGroup(Construct):
     Args:
         vpc: where it lives.
         egress_ports: TCP ports that may be reached outside the group.
+        retained: outlives the stack, as it must when file systems that do so are in it.
     """
 
-    def __init__(self, scope: Construct, construct_id: str, *, vpc: ec2.IVpc, egress_ports: tuple[int, ...]) -> None:
+    def __init__(
+        self, scope: Construct, construct_id: str, *, vpc: ec2.IVpc, egress_ports: tuple[int, ...], retained: bool
+    ) -> None:
         super().__init__(scope, construct_id)
         self.security_group: ec2.ISecurityGroup = (
             group := ec2.SecurityGroup(
@@ -36,3 +40,6 @@ class EfaSecurityGroup(Construct):
                 self, "SelfEgress", destination_security_group_id=group.security_group_id, **itself
             ),
         )
+        if retained:
+            for resource in (group, *self.rules):
+                resource.apply_removal_policy(RemovalPolicy.RETAIN)

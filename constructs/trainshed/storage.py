@@ -17,7 +17,7 @@ from constructs import Construct, IDependable
 
 from .encryption import log_group
 from .planning.storage import AssociationPlan, LustrePlan
-from .settings_function import settings_function
+from .settings_function import FileSystemSettings
 
 LOG_RETENTION_DAYS = 90
 
@@ -71,7 +71,7 @@ class LustreFileSystem(Construct):
             self.cfn.node.add_dependency(rule)
         self.associations = [self._associate(a, buckets) for a in plan.associations]
         if plan.root_squash:
-            self._squash_root(plan)
+            self._squash_root(plan, key)
 
     @property
     def dns_name(self) -> str:
@@ -91,7 +91,7 @@ class LustreFileSystem(Construct):
         events = fsx.CfnDataRepositoryAssociation
         association = events(
             self,
-            f"Link{plan.file_system_path.title().replace('/', '')}",
+            f"Link{plan.file_system_path}",
             file_system_id=self.cfn.ref,
             file_system_path=plan.file_system_path,
             data_repository_path=f"s3://{bucket}/{prefix}",
@@ -105,11 +105,11 @@ class LustreFileSystem(Construct):
         association.apply_removal_policy(cdk.RemovalPolicy.RETAIN)
         return association
 
-    def _squash_root(self, plan: LustrePlan) -> None:
+    def _squash_root(self, plan: LustrePlan, key: kms.IKey) -> None:
         squash = cdk.CustomResource(
             self,
             "RootSquash",
-            service_token=settings_function(self).function_arn,
+            service_token=FileSystemSettings.of(self, key=key).serve(self.cfn),
             service_timeout=cdk.Duration.minutes(15),
             resource_type="Custom::LustreRootSquash",
             properties={
@@ -133,7 +133,7 @@ def _configuration(plan: LustrePlan, log_group_arn: str) -> fsx.CfnFileSystem.Lu
         by_class = {
             "throughput_capacity": plan.throughput_mbps,
             "data_read_cache_configuration": cache and prop.DataReadCacheConfigurationProperty(
-                sizing_mode=modes[cache.mode], size_gi_b=cache.size_gib
+                sizing_mode=modes[cache.mode], size_gib=cache.size_gib
             ),
         }  # fmt: skip
     return prop.LustreConfigurationProperty(

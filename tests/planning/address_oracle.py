@@ -211,7 +211,7 @@ def packs(claims: Sequence[Claim], pool: Sequence[IPv4Network], lock: AddressLoc
     places: dict[int, list[tuple[int, int]]] = {}
     for bits in range(13):
         count = 1 << bits
-        for first in room:
+        for first in room if count <= len(room) else ():
             run = range(first, first + count)
             owners = {next((b for b in held if b[0] // UNIT <= u < b[1] // UNIT), None) for u in run}
             # A subnet may lie in a block or beside all of them, never across a block's border.
@@ -264,20 +264,19 @@ def blocks_within(pool: Sequence[IPv4Network]) -> list[Span]:
 
 def tightest_block(claims: Sequence[Claim], pool: Sequence[IPv4Network]) -> int | None:
     """Addresses of the smallest single block of the pool that seats every claim; None without one."""
-    sizes = (
-        size_of(b)
-        for b in sorted(blocks_within(pool), key=size_of)
-        if packs(claims, [IPv4Network((b[0], 33 - size_of(b).bit_length()))])
-    )
+    firsts = {size_of(b): b[0] for b in blocks_within(pool)}
+    # Empty blocks of one size seat the same claims, so one of each size stands for all.
+    sizes = (size for size in sorted(firsts) if packs(claims, [IPv4Network((firsts[size], 33 - size.bit_length()))]))
     return next(sizes, None)
 
 
 def least_cover(spans: Sequence[Span], choice: Sequence[Span], most: int) -> int | None:
     """Fewest addresses of at most `most` blocks, apart from each other, that hold all the spans."""
+    useful = [b for b in choice if any(holds(b, s) for s in spans)]
     totals = [
         sum(map(size_of, some))
         for count in range(most + 1)
-        for some in combinations(choice, count)
+        for some in combinations(useful, count)
         if all(any(holds(b, s) for b in some) for s in spans) and apart(some)
     ]
     return min(totals, default=None)

@@ -39,7 +39,8 @@ ONE_PAGE = [
 ]
 TWO_PAGES = [
     ("10.1.0.0/25", "10.2.0.0/26"),
-    ("10.2.255.192/26", "10.1.0.0/25"),
+    ("10.2.255.192/26", "10.1.0.0/27"),
+    ("10.1.0.0/26", "10.2.0.0/26"),
     ("192.168.0.0/26", "100.64.0.0/26"),
     ("172.16.255.128/25", "172.18.0.0/26", "172.18.0.64/27"),
 ]
@@ -71,8 +72,11 @@ def attempt(claims: Sequence[Claim], **how) -> AddressPlan | PlanError:
 
 
 @st.composite
-def claim_lists(draw, *, most: int, largest: int, cells: Sequence[str | None] = (None, None, "a", "b"), prefix: str = "g"):
-    amount = st.one_of(st.sampled_from([n for n in LIMITS if n <= largest]), st.integers(0, largest))
+def claim_lists(
+    draw, *, most: int, largest: int, least: int = 0, cells: Sequence[str | None] = (None, None, "a", "b"), prefix: str = "g"
+):  # fmt: skip
+    limits = [n for n in LIMITS if least <= n <= largest]
+    amount = st.one_of(st.sampled_from(limits), st.integers(least, largest))
     return [
         Claim(
             name=f"{prefix}{i}",
@@ -311,6 +315,25 @@ def test_more_blocks_than_the_quota_are_refused():
     assert (problem.given, problem.allowed) == ("a plan of 51 VPC blocks", "50")
 
 
+@pytest.mark.parametrize(
+    ("pool", "held", "block"),
+    [
+        (("10.1.0.0/16",), ("10.1.0.0/24",), "10.1.1.0/24"),
+        (("10.1.0.0/16",), ("10.1.4.0/22",), "10.1.0.0/22"),
+        (("10.1.0.0/24", "10.2.0.0/26"), ("10.1.0.0/24",), "10.2.0.0/26"),
+        (("10.1.0.0/16",), ("10.1.0.64/26", "10.1.4.0/22"), "10.1.0.0/26"),
+        (("10.1.0.0/16",), ("10.9.0.0/16",), "10.1.0.0/16"),
+    ],
+)
+def test_a_later_block_doubles_the_vpc_as_far_as_pool_and_neighbours_allow(pool, held, block):
+    full = {n: LockedSubnet(zone=ZONES[0], purpose="nodes", cidr=IPv4Network(n)) for n in held}
+    lock = AddressLock(blocks=tuple(nets(*held)), subnets=full)
+    claims = [*(claim(n, 11) for n in held), claim("new", 27)]
+    plan = allocate(claims, pool=nets(*pool), lock=lock)
+    assert [str(b) for b in plan.blocks] == [*held, block]
+    assert oracle.faults(plan, claims, pool=nets(*pool), lock=lock) == []
+
+
 def test_what_vanished_stays_retired_until_pruned():
     pool = nets("10.8.0.0/13")
     claims = [claim("a", 40), claim("b", 40)]
@@ -476,8 +499,8 @@ def given_subnets(draw) -> list[GivenSubnet]:
     return found
 
 
-@given(subnets=given_subnets(), claims=claim_lists(most=6, largest=60), data=st.data())
-@settings(FIXED, max_examples=250)
+@given(subnets=given_subnets(), claims=claim_lists(most=6, least=1, largest=60), data=st.data())
+@settings(FIXED, max_examples=400)
 def test_verify_seats_within_what_is_free(subnets, claims, data):
     blocks = nets("10.1.0.0/16", "10.2.0.0/16")
     by_id = {s.id: s for s in subnets}
@@ -508,7 +531,7 @@ def test_verify_seats_within_what_is_free(subnets, claims, data):
     assert verify(shuffled[0], blocks=blocks, subnets=shuffled[1]) == (plan, seats)
 
 
-@given(subnets=given_subnets(), claims=claim_lists(most=1, largest=260))
+@given(subnets=given_subnets(), claims=claim_lists(most=1, least=1, largest=260))
 @settings(FIXED, max_examples=150)
 def test_verify_refuses_a_lone_claim_only_by_its_shortfall(subnets, claims):
     [one] = claims
@@ -541,9 +564,9 @@ def test_secondary_blocks_follow_the_table_of_aws(primary, secondary, prefixes):
     ("pool", "given", "parts"),
     [
         ([], "no network", ["at least one private network", "/13"]),
-        (["10.0.0.0/16"], "10.0.0.0/16", ["10.0.0.0/16", "no second block", "never grow"]),
-        (["10.0.64.0/18"], "10.0.64.0/18", ["10.0.0.0/16", "never grow"]),
-        (["172.31.0.0/16"], "172.31.0.0/16", ["172.31.0.0/16", "never grow"]),
+        (["10.0.0.0/16"], "10.0.0.0/16", ["anything but 10.0.0.0/16", "no second block", "grow"]),
+        (["10.0.64.0/18"], "10.0.64.0/18", ["anything but 10.0.0.0/16"]),
+        (["172.31.0.0/16"], "172.31.0.0/16", ["anything but 172.31.0.0/16", "grow"]),
         (["8.8.8.0/24"], "8.8.8.0/24", ["10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10"]),
         (["10.0.0.0/7"], "10.0.0.0/7", ["10.0.0.0/8", "private network"]),
         (["0.0.0.0/0"], "0.0.0.0/0", ["private network"]),
@@ -586,6 +609,25 @@ def test_pages_that_must_not_be_given_are_skipped():
     assert "0 left" in problem.allowed
     plan = allocate(claims[:3], pool=nets("10.0.0.0/8"))
     assert [str(b) for b in plan.blocks] == ["10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"]
+
+
+@pytest.mark.parametrize("block", ["10.0.4.0/26", "172.31.4.0/26"])
+def test_a_locked_block_is_filled_even_where_no_second_one_could_be(block):
+    locked = LockedSubnet(zone=ZONES[0], purpose="nodes", cidr=next(IPv4Network(block).subnets(new_prefix=27)))
+    lock = AddressLock(blocks=tuple(nets(block)), subnets={"old": locked})
+    claims, pool = [claim("old", 9), claim("new", 27)], nets("10.0.0.0/8" if block.startswith("10.") else "172.16.0.0/12")
+    plan = allocate(claims, pool=pool, lock=lock)
+    assert plan.blocks == lock.blocks
+    assert oracle.faults(plan, claims, pool=pool, lock=lock) == []
+
+
+def test_a_pool_that_changed_gives_only_what_may_join_the_primary_block():
+    claims, was = [claim("old", 59)], nets("192.168.0.0/26")
+    lock = lock_of(allocate(claims, pool=was))
+    claims, pool = [*claims, claim("new", 59)], nets("10.8.0.0/16", "100.64.0.0/24")
+    plan = allocate(claims, pool=pool, lock=lock)
+    assert [str(b) for b in plan.blocks] == ["192.168.0.0/26", "100.64.0.0/26"]
+    assert oracle.faults(plan, claims, pool=pool, lock=lock) == []
 
 
 @pytest.mark.parametrize("pool", [("10.8.0.0/16", "100.64.0.0/10"), ("100.64.0.0/16", "10.8.0.0/16")])

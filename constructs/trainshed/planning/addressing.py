@@ -14,7 +14,7 @@ from .cidr import (
     DEFAULT_BLOCK_QUOTA,
     DOCKER_BRIDGE,
     LARGEST_BLOCK_QUOTA,
-    NO_SECONDARY_BESIDE_TEN,
+    NEVER_SECONDARY,
     SHARED,
     accepts_secondary,
     family,
@@ -142,8 +142,8 @@ def check_pool(pool: Sequence[IPv4Network], *, path: str) -> list[Problem]:
             refuse(net, "a /28 or larger", "AWS has no smaller subnet")
         elif net.subnet_of(DOCKER_BRIDGE):
             refuse(net, "anything but 172.17.0.0/16", "SageMaker's container bridge owns that range: choose another")
-        elif net.overlaps(NO_SECONDARY_BESIDE_TEN):
-            refuse(net, "10.1.0.0/16 or above", "AWS adds no second block from 10.0.0.0/16: the VPC could never grow")
+        elif closed := next((n for n in NEVER_SECONDARY if net.subnet_of(n)), None):
+            refuse(net, f"anything but {closed}", "AWS adds no second block from that range: choose another, to grow")
         if any(net.overlaps(other) for other in pool[:i]):
             refuse(net, "networks that do not overlap", "drop one of the two")
     families = {f for f in map(family, pool) if f not in (None, SHARED)}
@@ -155,7 +155,8 @@ def check_pool(pool: Sequence[IPv4Network], *, path: str) -> list[Problem]:
 
 def _check_lock(lock: AddressLock, *, path: str) -> list[Problem]:
     nets = sorted(s.cidr for s in lock.subnets.values())
-    clash = [f"{a} and {b}" for a, b in zip(nets, nets[1:], strict=False) if a.overlaps(b)]
+    rows = (nets, sorted(lock.blocks))
+    clash = [f"{a} and {b}" for row in rows for a, b in zip(row, row[1:], strict=False) if a.overlaps(b)]
     stray = [str(n) for n in nets if not any(n.subnet_of(b) for b in lock.blocks)]
     wrong = [*(f"{c} overlap" for c in clash), *(f"{s} lies in no locked block" for s in stray)]
     fix = "restore the lock file from version control: it must say what is deployed"
@@ -165,9 +166,10 @@ def _check_lock(lock: AddressLock, *, path: str) -> list[Problem]:
 
 def _check_blocks(blocks: Sequence[IPv4Network], quota: int, path: str) -> list[Problem]:
     problems: list[Problem] = []
-    if len(blocks) > min(quota, LARGEST_BLOCK_QUOTA):
+    most = min(quota, LARGEST_BLOCK_QUOTA)
+    if len(blocks) > most:
         problems.append(Problem(
-            path=f"{path}.block_quota", given=f"a plan of {len(blocks)} VPC blocks", allowed=f"{quota}",
+            path=f"{path}.block_quota", given=f"a plan of {len(blocks)} VPC blocks", allowed=f"{most}",
             fix=f"ask for more 'IPv4 CIDR blocks per VPC' (up to {LARGEST_BLOCK_QUOTA}) and raise block_quota; "
                 "or plan fewer, larger groups",
         ))  # fmt: skip

@@ -19,12 +19,19 @@ SAFE_GROUP_COUNT = 20
 CONTROLLER_COUNT = 1
 DEFAULT_INTERFACE_QUOTA = 5000
 DEFAULT_ELASTIC_IP_QUOTA = 5
+STACKS = ("network", "storage", "observability", "workload", "replication", "grafana")
+"""A region's other stacks: a cluster's own is called after the cluster."""
 
 
 def check_cluster(region: RegionPlan, cluster: ClusterPlan) -> list[Problem]:
     """Everything about one cluster that CreateCluster, or a night, would refuse."""
     problems = [p for group in cluster.groups for p in _check_group(region, cluster, group)]
     problems += _check_roles(cluster)
+    if cluster.name in STACKS:
+        problems.append(Problem(
+            path=cluster.path, given=cluster.name, allowed=f"any name but {', '.join(STACKS)}, which other stacks have",
+            fix="call it after what it does, for example train",
+        ))  # fmt: skip
     if cluster.accounting and not cluster.continuous_provisioning:
         problems.append(Problem(
             path=f"{cluster.path}.orchestrator.accounting", given="an external database without continuous provisioning",

@@ -10,7 +10,7 @@ from ipaddress import IPv4Network, collapse_addresses
 from .cidr import (
     DOCKER_BRIDGE,
     LARGEST,
-    NO_SECONDARY_BESIDE_172,
+    NEVER_SECONDARY,
     RESERVED_PER_SUBNET,
     SHARED,
     SMALLEST,
@@ -41,9 +41,11 @@ class Space:
         pieces: dict[IPv4Network, list[IPv4Network]] = defaultdict(list)
         for net in (*lock.blocks, *pool):
             for part in net.subnets(new_prefix=16) if net.prefixlen < 16 else (net,):
-                if part.overlaps(DOCKER_BRIDGE) or part.overlaps(NO_SECONDARY_BESIDE_172):
+                if part.overlaps(DOCKER_BRIDGE):
                     continue
-                if not lock.blocks or accepts_secondary(lock.blocks[0], part) or part in lock.blocks:
+                closed = any(part.overlaps(never) for never in NEVER_SECONDARY)
+                joins = not lock.blocks or accepts_secondary(lock.blocks[0], part)
+                if part in lock.blocks or (joins and not closed):
                     pieces[page_of(part)].append(part)
         self._pieces = {page: list(collapse_addresses(parts)) for page, parts in pieces.items()}
         self._lock = lock
@@ -54,7 +56,8 @@ class Space:
     def assign(self, units: Iterable[Sequence[Claim]], pinned: Mapping[str, IPv4Network]) -> list[Problem]:
         """Choose each unit's /16: the one its cell is pinned to, else the first that has room."""
         problems: list[Problem] = []
-        for unit in units:
+        # Who has no choice of a /16 goes first, so that nobody with a choice takes its place.
+        for unit in sorted(units, key=lambda u: (u[0].cell or "") not in pinned):
             too_large = [c for c in unit if subnet_size(wanted(c)) is None]
             problems += [_beyond_a_subnet(c) for c in too_large]
             if too_large:

@@ -11,18 +11,19 @@ import boto3
 
 PATIENCE_SECONDS = 840
 PAUSE_SECONDS = 10
+OVER = {"COMPLETED", "FAILED", "CANCELLED"}
 
 
 def root_squash(event, context, *, client=None, clock=time, send=None):
     """Set root squash on create and update; on delete leave it: the file system outlives the stack."""
-    props = event["ResourceProperties"]
+    props = event.get("ResourceProperties", {})
     status, reason = "SUCCESS", ""
     try:
         if event["RequestType"] != "Delete":
             apply_root_squash(client or boto3.client("fsx"), props, clock)
     except Exception as error:  # noqa: BLE001 - CloudFormation must hear of it, or it waits for an hour
         status, reason = "FAILED", f"{type(error).__name__}: {error}"
-    physical_id = event.get("PhysicalResourceId") or f"{props['FileSystemId']}/root-squash"
+    physical_id = event.get("PhysicalResourceId") or f"{props.get('FileSystemId')}/root-squash"
     (send or respond)(event, status, reason, physical_id)
 
 
@@ -44,12 +45,14 @@ def apply_root_squash(fsx, props, clock):
             clock.sleep(PAUSE_SECONDS)
     while True:
         system = fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"][0]
-        actions = [a for a in system.get("AdministrativeActions", []) if _is_ours(a)]
-        state = actions[0]["Status"] if actions else "COMPLETED"
-        if state == "FAILED":
-            raise RuntimeError(actions[0].get("FailureDetails", {}).get("Message", "FSx gave no reason"))
-        if state == "COMPLETED" and _squash_of(system) == squash["RootSquash"]:
+        actions = filter(_is_ours, system.get("AdministrativeActions", []))
+        latest = max(actions, key=lambda action: str(action["RequestTime"]), default={})
+        state = latest.get("Status", "COMPLETED")
+        # What is set already starts no action, so the latest may be an earlier one that failed.
+        if state in OVER and _squash_of(system) == squash:
             return
+        if state in OVER - {"COMPLETED"}:
+            raise RuntimeError(latest.get("FailureDetails", {}).get("Message", f"the update is {state}; FSx gave no reason"))
         if clock.monotonic() > deadline:
             raise TimeoutError(f"root squash of {name} is still {state} after {PATIENCE_SECONDS} s")
         clock.sleep(PAUSE_SECONDS)
@@ -61,7 +64,8 @@ def _is_ours(action):
 
 
 def _squash_of(system):
-    return system["LustreConfiguration"].get("RootSquashConfiguration", {}).get("RootSquash")
+    found = system["LustreConfiguration"].get("RootSquashConfiguration", {})
+    return {"RootSquash": found.get("RootSquash"), "NoSquashNids": found.get("NoSquashNids", [])}
 
 
 def respond(event, status, reason, physical_id):

@@ -30,7 +30,9 @@ class Occupancy:
         """Resources with addresses in a subnet."""
         for record in self._inventory.records(get_region()):
             taken = sum(
-                count for subnet, count in self._kind(record).addresses(record.properties) if subnet == subnet_id
+                count
+                for subnet, count in self._kind(record).addresses(record.properties)
+                if subnet == subnet_id
             )
             if taken:
                 yield record, taken

@@ -11,7 +11,7 @@ from typing import Any
 from ministack.core.responses import get_account_id
 from ministack.services import s3
 
-from . import lustre
+from . import lustre, shapes
 from .inventory import Inventory
 from .kinds import Change, Properties, Provided
 
@@ -29,13 +29,16 @@ class DataRepositoryAssociation(Provided):
     def check(self, change: Change) -> None:
         """File system, bucket, and no overlap on either side."""
         p = change.properties
+        shapes.check("fsx", "CreateDataRepositoryAssociation", p, lustre.refuse)
         self._check_file_system(change)
         bucket = p["DataRepositoryPath"].removeprefix("s3://").split("/")[0]
         if bucket not in s3._buckets:
             raise lustre.refuse(f"The S3 bucket {bucket} does not exist.", "InvalidDataRepository")
         home = s3._buckets[bucket].get("region") or change.region
         if p.get("S3", {}).get("AutoImportPolicy") and home != change.region:
-            raise lustre.refuse(f"AutoImportPolicy needs the bucket in {change.region}: {bucket} is in {home}.")
+            raise lustre.refuse(
+                f"AutoImportPolicy needs the bucket in {change.region}: {bucket} is in {home}."
+            )
         if not change.creates:
             return
         others = [
@@ -72,7 +75,9 @@ class DataRepositoryAssociation(Provided):
 
     def attributes(self, physical_id: str, properties: Properties, region: str) -> dict[str, Any]:
         """Read-only properties."""
-        arn = f"arn:aws:fsx:{region}:{get_account_id()}:association/{properties['FileSystemId']}/{physical_id}"
+        arn = (
+            f"arn:aws:fsx:{region}:{get_account_id()}:association/{properties['FileSystemId']}/{physical_id}"
+        )
         return {"AssociationId": physical_id, "ResourceARN": arn}
 
 

@@ -1,7 +1,7 @@
 """Failures and delays on order, from `faults.json`: a list that a test writes and the server uses up.
 
-Each entry is `{"type", "logical_id_contains", "action", "times", "message", "delay_s"}`: all optional but one of
-`message` and `delay_s`. `action` is create, update or delete.
+Each entry is `{"type", "logical_id_contains", "action", "times", "message", "delay_s"}`. `action` is create,
+update or delete; without `message` the entry only delays. What is left out matches everything, once.
 """
 
 from __future__ import annotations

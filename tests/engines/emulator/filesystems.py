@@ -8,7 +8,7 @@ from typing import Any
 
 from ministack.core.responses import get_account_id
 
-from . import lustre
+from . import lustre, shapes
 from .addresses import Occupancy, subnet
 from .inventory import Inventory
 from .kinds import Change, Properties, Provided
@@ -32,6 +32,7 @@ class FileSystem(Provided):
     def check(self, change: Change) -> None:
         """Shape first, then network, then room in the subnet."""
         p = change.properties
+        shapes.check("fsx", "CreateFileSystem", p, lustre.refuse)
         (_check_zfs if _is_zfs(p) else lustre.check)(p)
         if change.previous and not _is_zfs(p):
             lustre.check_update(change.previous, p)
@@ -57,7 +58,7 @@ class FileSystem(Provided):
         return {**found, "LustreMountName": physical_id[3:11]}
 
     def addresses(self, properties: Properties) -> Iterable[tuple[str, int]]:
-        """Each Lustre server has one; so has an OpenZFS file server, and its floating address where there are two."""
+        """One for each Lustre server; two where a pair of OpenZFS servers shares a floating one."""
         if not _is_zfs(properties):
             return [(properties["SubnetIds"][0], lustre.servers(properties))]
         single = properties["OpenZFSConfiguration"]["DeploymentType"] in ("SINGLE_AZ_1", "SINGLE_AZ_2")
@@ -71,7 +72,7 @@ class FileSystem(Provided):
         """Links to S3 go first."""
         for record in self._inventory.records(change.region, "AWS::FSx::DataRepositoryAssociation"):
             if record.properties["FileSystemId"] == change.physical_id:
-                message = f"Cannot delete {change.physical_id}: data repository association {record.physical_id} exists."
+                message = f"Cannot delete {change.physical_id}: association {record.physical_id} exists."
                 raise lustre.refuse(message)
 
 
@@ -90,4 +91,6 @@ def _check_zfs(properties: Properties) -> None:
         raise lustre.refuse(message, "InvalidNetworkSettings")
     tiers = _ZFS_TIERS["SINGLE_AZ_1" if kind in ("SINGLE_AZ_1", "SINGLE_AZ_HA_1") else "SINGLE_AZ_2"]
     if zfs.get("ThroughputCapacity") not in tiers:
-        raise lustre.refuse(f"ThroughputCapacity {zfs.get('ThroughputCapacity')} is invalid. Valid values are {tiers}.")
+        raise lustre.refuse(
+            f"ThroughputCapacity {zfs.get('ThroughputCapacity')} is invalid. Valid values are {tiers}."
+        )

@@ -38,8 +38,8 @@ class GatewayAttachment(Kind):
         for record in self._inventory.records(change.region, NatGateway.type):
             if record.attributes["VpcId"] == vpc_id and record.properties.get("AllocationId"):
                 message = (
-                    f"Network {vpc_id} has some mapped public address(es). Please unmap those public address(es) "
-                    "before detaching the gateway."
+                    f"Network {vpc_id} has some mapped public address(es). Please unmap those public "
+                    "address(es) before detaching the gateway."
                 )
                 raise refuse(message, "DependencyViolation")
 
@@ -58,7 +58,9 @@ class Route(Kind):
             raise refuse(message, "InvalidRouteTableID.NotFound")
         gateway, nat = p.get("GatewayId"), p.get("NatGatewayId")
         if gateway and gateway != _gateway_of(table["VpcId"]):
-            message = f"route table {p['RouteTableId']} and network gateway {gateway} belong to different networks"
+            message = (
+                f"route table {p['RouteTableId']} and network gateway {gateway} belong to different networks"
+            )
             raise refuse(message, "InvalidParameterValue")
         if nat and ec2._nat_gateways.get(nat, {}).get("State") != "available":
             raise refuse(f"The natGateway ID '{nat}' does not exist", "InvalidNatGatewayID.NotFound")
@@ -122,7 +124,7 @@ class NatGateway(Provided):
         if not change.creates or p.get("ConnectivityType") == "private":
             return
         if p.get("AllocationId") not in ec2._addresses:
-            message = f"Invalid value '{p.get('AllocationId')}' for eipAllocationId. The provided Elastic IP does not exist"
+            message = f"Elastic IP address {p.get('AllocationId')} could not be found"
             raise refuse(message, "InvalidElasticIpID.NotFound")
         vpc_id = subnet(p["SubnetId"], service="Ec2")["VpcId"]
         gateway = _gateway_of(vpc_id)
@@ -188,7 +190,9 @@ class FlowLog(Provided):
             raise refuse("DeliverLogsPermissionArn can't be assumed by Ec2.", "InvalidParameter")
         if "vpc-flow-logs.amazonaws.com" not in role["AssumeRolePolicyDocument"]:
             raise refuse(f"Access Denied for role: {role['Arn']}", "InvalidParameter")
-        group = p.get("LogGroupName") or str(p.get("LogDestination", "")).split(":log-group:")[-1].removesuffix(":*")
+        group = p.get("LogGroupName") or str(p.get("LogDestination", "")).split(":log-group:")[
+            -1
+        ].removesuffix(":*")
         if group not in cloudwatch_logs._log_groups:
             raise refuse(f"LogDestination: {group} is undefined.", "InvalidParameter")
 

@@ -14,7 +14,7 @@ from typing import Any
 from ministack.core.responses import get_account_id, get_region
 from ministack.services import s3
 
-from . import roles, security_groups
+from . import roles, security_groups, shapes
 from .addresses import Occupancy, subnet
 from .inventory import Inventory
 from .kinds import Change, Properties, Provided, Refused
@@ -44,6 +44,7 @@ class Cluster(Provided):
     def check(self, change: Change) -> None:
         """Shape, then what each group refers to, then network and room."""
         p = change.properties
+        shapes.check("sagemaker", "CreateCluster", p, refuse)
         self._check_name(change)
         _check_modes(p)
         if "Slurm" in p.get("Orchestrator", {}) and _is_configured(p):
@@ -59,7 +60,11 @@ class Cluster(Provided):
 
     def _check_name(self, change: Change) -> None:
         name = change.properties.get("ClusterName")
-        taken = (r for r in self._inventory.records(change.region, self.type) if r.properties.get("ClusterName") == name)
+        taken = (
+            r
+            for r in self._inventory.records(change.region, self.type)
+            if r.properties.get("ClusterName") == name
+        )
         if name and any(r.physical_id != change.physical_id for r in taken):
             raise refuse(f"Cluster with name {name} already exists", "ResourceInUse")
 
@@ -74,7 +79,9 @@ class Cluster(Provided):
             names = {"DnsName": "DNSName", "MountName": "LustreMountName"}
             wanted = {attribute: mounted[key] for key, attribute in names.items() if key in mounted}
             if not any(wanted.items() <= attributes.items() for attributes in live):
-                raise refuse(f"FSx file system {mounted['DnsName']} ({mounted.get('MountName')}) was not found")
+                raise refuse(
+                    f"FSx file system {mounted['DnsName']} ({mounted.get('MountName')}) was not found"
+                )
 
     def _check_network(self, properties: Properties, group: Properties) -> None:
         vpc = _vpc(properties, group)
@@ -85,10 +92,13 @@ class Cluster(Provided):
             if record.get("MapPublicIpOnLaunch"):
                 raise refuse(f"Subnet {subnet_id} must be private: it assigns public addresses")
             security_groups.require_groups(vpc["SecurityGroupIds"], record["VpcId"], service="SageMaker")
-        if self._has_efa(group.get("InstanceType", "")) and not security_groups.permits_efa(vpc["SecurityGroupIds"]):
+        if self._has_efa(group.get("InstanceType", "")) and not security_groups.permits_efa(
+            vpc["SecurityGroupIds"]
+        ):
             message = (
-                "EFA health checks did not run successfully. Ensure that your VPC and security groups are properly "
-                f"configured before attempting to create a new cluster. (instance group {group['InstanceGroupName']})"
+                "EFA health checks did not run successfully. Ensure that your VPC and security groups are "
+                "properly configured before attempting to create a new cluster. "
+                f"(instance group {group['InstanceGroupName']})"
             )
             raise refuse(message)
 
@@ -98,7 +108,11 @@ class Cluster(Provided):
 
     def attributes(self, physical_id: str, properties: Properties, region: str) -> dict[str, Any]:
         """A cluster that has come up."""
-        return {"ClusterArn": physical_id, "ClusterStatus": "InService", "CreationTime": "2026-01-01T00:00:00Z"}
+        return {
+            "ClusterArn": physical_id,
+            "ClusterStatus": "InService",
+            "CreationTime": "2026-01-01T00:00:00Z",
+        }
 
     def addresses(self, properties: Properties) -> Iterable[tuple[str, int]]:
         """All of a group's nodes in one subnet: HyperPod picks one, here the first."""
@@ -113,7 +127,11 @@ class Cluster(Provided):
 
     def security_groups(self, properties: Properties) -> Iterable[str]:
         """Those of every group's interfaces."""
-        return {g for group in properties["InstanceGroups"] for g in _vpc(properties, group).get("SecurityGroupIds", [])}
+        return {
+            g
+            for group in properties["InstanceGroups"]
+            for g in _vpc(properties, group).get("SecurityGroupIds", [])
+        }
 
 
 def _orchestrator(properties: Properties) -> str:
@@ -199,8 +217,9 @@ def _check_scripts(group: Properties, *, orchestrator: str) -> None:
 def _check_role(group: Properties, *, in_vpc: bool) -> None:
     role = group["ExecutionRole"]
     roles.require_trust(role, "sagemaker.amazonaws.com", refuse)
+    interface = f"arn:aws:ec2:{get_region()}:{get_account_id()}:network-interface/eni-1"
     for action in roles.IN_VPC if in_vpc else ():
-        roles.require(role, action, f"arn:aws:ec2:{get_region()}:{get_account_id()}:network-interface/eni-1", refuse)
+        roles.require(role, action, "*" if ":Describe" in action else interface, refuse)
     if any("FsxLustreConfig" in storage for storage in group.get("InstanceStorageConfigs", [])):
         # AWS creates the cluster, and the client falls back from EFA to TCP without a word.
         roles.require(role, "fsx:DescribeFileSystems", "*", refuse)

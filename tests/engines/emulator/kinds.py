@@ -13,7 +13,7 @@ from typing import Any
 Properties = Mapping[str, Any]
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer of the service, not a fault of ours
+class Refused(Exception):
     """The service refuses; shaped as CloudFormation reports it."""
 
     def __init__(self, message: str, *, service: str, code: str) -> None:
@@ -52,6 +52,9 @@ class Kind:
     def release(self, change: Change) -> None:
         """Refuse a delete."""
 
+    def apply(self, physical_id: str, properties: Properties) -> None:
+        """Make ministack's stores show what was created or updated, where its own handler does not."""
+
     def attributes(self, physical_id: str, properties: Properties, region: str) -> dict[str, Any]:
         """Attributes that ministack's own handler does not answer."""
         return {}
@@ -66,14 +69,11 @@ class Kind:
 
 
 class Provided(Kind):
-    """A type ministack lacks: `create` names it, and `apply` and `remove` keep ministack's stores true."""
+    """A type ministack lacks: `create` names it, `remove` takes it out of ministack's stores."""
 
     def create(self, change: Change) -> str:
         """Return the new physical id."""
         raise NotImplementedError
-
-    def apply(self, physical_id: str, properties: Properties) -> None:
-        """Make a created or updated resource visible to ministack's own APIs."""
 
     def remove(self, physical_id: str, properties: Properties) -> None:
         """Take a deleted resource out of ministack's stores."""

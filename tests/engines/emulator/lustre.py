@@ -108,7 +108,9 @@ def _check_size(properties: Properties) -> None:
     kind, tier = lustre["DeploymentType"], lustre.get("PerUnitStorageThroughput")
     if properties.get("StorageType") == "INTELLIGENT_TIERING":
         if "StorageCapacity" in properties or lustre.get("ThroughputCapacity", 1) % TIERING_MBPS_PER_SERVER:
-            raise refuse("Intelligent-Tiering takes a ThroughputCapacity in multiples of 4000 and no StorageCapacity.")
+            raise refuse(
+                "Intelligent-Tiering takes a ThroughputCapacity in multiples of 4000 and no StorageCapacity."
+            )
         if "DataReadCacheConfiguration" not in lustre:
             raise refuse("DataReadCacheConfiguration is required for Intelligent-Tiering.")
         return
@@ -151,7 +153,9 @@ def check_update(old: Properties, new: Properties) -> None:
         raise refuse("Metadata IOPS can only be increased.")
     before, after = old.get("StorageCapacity", 0), new.get("StorageCapacity", 0)
     if after != before and after < before * 1.1:
-        raise refuse(f"Storage capacity can only be increased, by at least 10 percent: {before} to {after} GiB.")
+        raise refuse(
+            f"Storage capacity can only be increased, by at least 10 percent: {before} to {after} GiB."
+        )
 
 
 def check_network(properties: Properties, subnet: Properties) -> None:
@@ -160,13 +164,13 @@ def check_network(properties: Properties, subnet: Properties) -> None:
     security_groups.require_groups(groups, subnet["VpcId"], service="AmazonFSx")
     if not security_groups.permits_lustre(groups, subnet["CidrBlock"]):
         message = (
-            "The file system cannot be created because the default security group in the subnet provided or the "
-            "provided security groups do not permit Lustre LNET network traffic on port 988"
+            "The file system cannot be created because the default security group in the subnet provided or "
+            "the provided security groups do not permit Lustre LNET network traffic on port 988"
         )
         raise refuse(message, "InvalidNetworkSettings")
     if is_efa(properties) and not security_groups.permits_efa(groups):
         message = (
-            "The file system cannot be created because the provided security groups do not permit EFA traffic: one "
-            "must allow all traffic to and from itself, by group id"
+            "The file system cannot be created because the provided security groups do not permit EFA "
+            "traffic: one must allow all traffic to and from itself, by group id"
         )
         raise refuse(message, "InvalidNetworkSettings")

@@ -29,7 +29,7 @@ def refuse(message: str, code: str) -> Refused:
     return Refused(message, service="Ec2", code=code)
 
 
-def parseparse_block(cidr: str, code: str) -> IPv4Network:
+def parse_block(cidr: str, code: str) -> IPv4Network:
     """A block of a legal size in usable space."""
     network = IPv4Network(cidr, strict=False)
     if not 16 <= network.prefixlen <= 28 or any(network.overlaps(bad) for bad in _UNUSABLE):
@@ -110,7 +110,9 @@ class VpcCidrBlock(Provided):
         """A block in use by a subnet stays."""
         block = IPv4Network(change.properties["CidrBlock"], strict=False)
         for record in ec2._subnets.values():
-            if record["VpcId"] == change.properties["VpcId"] and block.overlaps(IPv4Network(record["CidrBlock"])):
+            if record["VpcId"] == change.properties["VpcId"] and block.overlaps(
+                IPv4Network(record["CidrBlock"])
+            ):
                 message = f"The CIDR block {block} is in use by subnet {record['SubnetId']}"
                 raise refuse(message, "InvalidCidrBlock.InUse")
 

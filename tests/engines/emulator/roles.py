@@ -21,7 +21,7 @@ IN_VPC = (
     "ec2:DescribeSecurityGroups",
     "ec2:DetachNetworkInterface",
 )
-"""What a node's role needs in a VPC. Source: SageMaker AI Developer Guide, "IAM role for SageMaker HyperPod"."""
+"""What a node's role needs in a VPC. Source: SageMaker AI Developer Guide, "IAM role for HyperPod"."""
 
 _NODE_POLICY = "AmazonSageMakerClusterInstanceRolePolicy"
 _NODE_POLICY_BUCKETS = "arn:aws:s3:::sagemaker-*"
@@ -32,7 +32,10 @@ Refuse = Callable[[str], Exception]
 def require_trust(arn: str, service: str, refuse: Refuse) -> None:
     """The role exists and the service may assume it."""
     if service not in _role(arn, refuse)["AssumeRolePolicyDocument"]:
-        raise refuse(f"Could not assume role {arn}. Please ensure that the role exists and allows principal '{service}'")
+        message = (
+            f"Could not assume role {arn}. Please ensure that it exists and allows principal '{service}'"
+        )
+        raise refuse(message)
 
 
 def require(arn: str, action: str, resource: str, refuse: Refuse) -> None:
@@ -53,8 +56,7 @@ def _statements(role: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for attached in role["AttachedPolicies"]:
         policy = iam._policies.get(attached)
         if policy:
-            default = next(v for v in policy["Versions"] if v["IsDefaultVersion"])
-            documents.append(default["Document"])
+            documents.append(policy["Versions"][policy["DefaultVersionId"]]["Document"])
         elif attached.endswith(_NODE_POLICY):
             yield {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [f"{_NODE_POLICY_BUCKETS}/*"]}
             yield {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": [_NODE_POLICY_BUCKETS]}

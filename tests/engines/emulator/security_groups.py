@@ -56,8 +56,8 @@ class _Rule(Provided):
                 raise refuse(f"The security group '{p[name]}' does not exist", "InvalidGroup.NotFound")
         (rule,) = provisioners._ec2_sg_permissions([p])
         present = ec2._security_groups[p["GroupId"]][self.direction]
-        if change.creates and any(ec2._rules_match(rule, other) for other in present):
-            message = f"the specified rule \"{p['IpProtocol']}\" already exists"
+        if change.creates and any(ec2._rules_match(rule, _without_id(other)) for other in present):
+            message = f'the specified rule "{p["IpProtocol"]}" already exists'
             raise refuse(message, "InvalidPermission.Duplicate")
 
     def create(self, change: Change) -> str:
@@ -98,6 +98,10 @@ class Egress(_Rule):
     direction = "IpPermissionsEgress"
 
 
+def _without_id(rule: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in rule.items() if key != "SecurityGroupRuleId"}
+
+
 def require_groups(group_ids: Iterable[str], vpc_id: str, *, service: str) -> None:
     """Refuse groups that are missing or belong to another VPC."""
     for group_id in group_ids:
@@ -111,7 +115,10 @@ def permits_lustre(group_ids: Iterable[str], subnet_block: str) -> bool:
     """Port 988 between members of the groups, in both directions, by group or by address."""
     ids = set(group_ids)
     return all(
-        any(_covers(rule, LUSTRE_PORT) and _reaches(rule, ids, subnet_block) for rule in _rules(ids, direction))
+        any(
+            _covers(rule, LUSTRE_PORT) and _reaches(rule, ids, subnet_block)
+            for rule in _rules(ids, direction)
+        )
         for direction in _DIRECTIONS
     )
 
@@ -120,7 +127,10 @@ def permits_efa(group_ids: Iterable[str]) -> bool:
     """One group allows all traffic from itself and to itself, by group id: address rules do not count."""
     return any(
         all(
-            any(r["IpProtocol"] == ALL_TRAFFIC and group_id in _groups(r) for r in _rules({group_id}, direction))
+            any(
+                r["IpProtocol"] == ALL_TRAFFIC and group_id in _groups(r)
+                for r in _rules({group_id}, direction)
+            )
             for direction in _DIRECTIONS
         )
         for group_id in group_ids

