@@ -13,5 +13,8 @@ class RegionStack(cdk.Stack):
         self, scope: Construct, construct_id: str, *, region: str, account: str | None, protect: bool = False
     ) -> None:
         super().__init__(
-            scope, construct_id, env=cdk.Environment(account=account, region=region), termination_protection=protect
+            scope,
+            construct_id,
+            env=cdk.Environment(account=account, region=region),
+            termination_protection=protect,
         )

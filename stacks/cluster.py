@@ -6,9 +6,10 @@ from pathlib import Path
 
 from aws_cdk import CfnOutput
 from constructs import Construct
+
 from trainshed.hyperpod import HyperPodCluster, Mount
 from trainshed.lifecycle import LifecycleScripts
-from trainshed.planning.model import ClusterPlan, PlatformPlan, RegionPlan
+from trainshed.planning.model import ClusterPlan, NodeRole, PlatformPlan, RegionPlan
 from trainshed.roles import NodeExecutionRole
 from trainshed.settings import settings_of
 from trainshed.slurm import SlurmOrchestrator
@@ -31,7 +32,11 @@ class ClusterStack(RegionStack):
         name = f"{platform.name}-{cluster.name}"
         lustre = storage.lustre.get(cluster.lustre or "")
         home = storage.home if cluster.home else None
-        mounts = [Mount(dns_name=lustre.dns_name, mount_name=lustre.mount_name, mount_path="/fsx")] if lustre else []
+        mounts = (
+            [Mount(dns_name=lustre.dns_name, mount_name=lustre.mount_name, mount_path="/fsx")]
+            if lustre
+            else []
+        )
         mounts += [Mount(dns_name=home.dns_name, mount_path="/home")] if home else []
         scripts = LifecycleScripts(
             self,
@@ -54,7 +59,7 @@ class ClusterStack(RegionStack):
                 },
             ),
         )
-        roles = {
+        roles: dict[NodeRole, str] = {
             role: NodeExecutionRole(
                 self, f"{role.title()}Role", node_role=role, cluster_name=name,
                 security_group=network.efa.security_group, lifecycle_bucket=storage.lifecycle, prefix=cluster.name,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_kms as kms
 from constructs import Construct
+
 from trainshed.encryption import DataKey
 from trainshed.network import EfaVpc
 from trainshed.planning.model import PlatformPlan, RegionPlan
@@ -15,12 +19,14 @@ from .base import RegionStack
 class NetworkStack(RegionStack):
     """VPC, endpoints, flow logs, security group and the region's key."""
 
-    def __init__(self, scope: Construct, construct_id: str, *, platform: PlatformPlan, plan: RegionPlan) -> None:
+    def __init__(
+        self, scope: Construct, construct_id: str, *, platform: PlatformPlan, plan: RegionPlan
+    ) -> None:
         super().__init__(
             scope, construct_id, region=plan.region, account=platform.account, protect=platform.protect
         )
         network = plan.network
-        self.key = DataKey(self, "Key")
+        self.key = cast("kms.IKey", DataKey(self, "Key"))
         if network.vpc_id is None:
             ours = EfaVpc(self, "Vpc", addresses=plan.addresses, network=network, key=self.key)
             self.vpc: ec2.IVpc = ours.vpc
@@ -31,5 +37,9 @@ class NetworkStack(RegionStack):
             )
             self.subnet_ids = plan.given
         self.efa = EfaSecurityGroup(
-            self, "Efa", vpc=self.vpc, egress_ports=network.egress_ports, retained=bool(plan.lustre or plan.home)
+            self,
+            "Efa",
+            vpc=self.vpc,
+            egress_ports=network.egress_ports,
+            retained=bool(plan.lustre or plan.home),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aws_cdk import CfnOutput
 from constructs import Construct
+
 from trainshed.buckets import AccessLogBucket, DatasetBucket, LifecycleBucket
 from trainshed.home import OpenZfsHome
 from trainshed.planning.demand import HOME_CLAIM, lustre_claim
@@ -18,7 +19,13 @@ class StorageStack(RegionStack):
     """Dataset, checkpoint and lifecycle buckets; Lustre and home file systems."""
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, platform: PlatformPlan, plan: RegionPlan, network: NetworkStack
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        platform: PlatformPlan,
+        plan: RegionPlan,
+        network: NetworkStack,
     ) -> None:
         super().__init__(
             scope, construct_id, region=plan.region, account=platform.account, protect=platform.protect

@@ -1,5 +1,8 @@
 """Deployment and lock files as people write them: every mistake is told by path, value, rule and way out."""
 
+# Tables are read across.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import copy
@@ -196,7 +199,8 @@ def expect(problems: list, wanted: list[tuple[str, ...]]) -> None:
     left = list(problems)
     for path, *words in wanted:
         found = next(p for p in left if (p.path == path and all(w in str(p) for w in words)) or p is left[-1])
-        assert found.path == path and all(w in str(found) for w in words), (words, str(found))
+        assert found.path == path, (path, str(found))
+        assert all(w in str(found) for w in words), (words, str(found))
         left.remove(found)
 
 
@@ -507,7 +511,9 @@ def test_a_region_can_differ(write):
     })  # fmt: skip
     east, west = load(write(doc)).plan.regions
     assert [r.clusters[0].groups[1].count for r in (east, west)] == [2, 8]
-    assert east.home is None and west.home is not None and west.home.capacity_gib == 4096
+    assert east.home is None
+    assert west.home is not None
+    assert west.home.capacity_gib == 4096
     assert [r.lustre[0].associations[1].prefix for r in (east, west)] == ["", "west"]
 
 
@@ -567,7 +573,8 @@ def test_overrides_are_yaml_and_may_be_joined(write):
     [region] = loaded.plan.regions
     assert region.zones == ("use2-az2", "use2-az1")
     assert region.clusters[0].groups[1].count == 4
-    assert region.home is not None and region.home.zone == "use2-az2"
+    assert region.home is not None
+    assert region.home.zone == "use2-az2"
     assert loaded.plan.tags == {"a": "b"}
 
 
@@ -629,7 +636,8 @@ def test_what_outgrew_its_locked_subnet_or_moved_is_refused(lock, refused):
     [problem] = refused(changed({f"{GROUP}.count": 40}))
     assert (problem.path, "short by" in problem.allowed) == (GROUP, True)
     [problem] = refused(changed({f"{GROUP}.zone": "use2-az2"}))
-    assert "where" in problem.allowed and "cannot move" in problem.fix
+    assert "where" in problem.allowed
+    assert "cannot move" in problem.fix
 
 
 def damaged(change) -> object:

@@ -1,5 +1,8 @@
 """What a change of a deployment file does: the policy of each field, and two files against each other."""
 
+# Tables are read across.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import copy

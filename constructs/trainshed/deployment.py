@@ -46,7 +46,8 @@ def _field(update: Update, description: str, default: Any = ..., **limits: Any) 
 class Section(BaseModel):
     """A part of the file: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Only the whole file is validated: a validator for each section would be built for nothing.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class GivenSubnetEntry(Section):

@@ -8,6 +8,8 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
+from .principals import account, service
+
 
 class DataKey(kms.Key):
     """A rotating KMS key that survives its stack, usable by CloudWatch Logs and by FSx's links to S3.
@@ -30,7 +32,7 @@ class DataKey(kms.Key):
         self.add_to_resource_policy(
             iam.PolicyStatement(
                 sid="CloudWatchLogs",
-                principals=[iam.ServicePrincipal(f"logs.{stack.region}.amazonaws.com")],
+                principals=[service(f"logs.{stack.region}.amazonaws.com")],
                 actions=use,
                 resources=["*"],
                 conditions={
@@ -44,7 +46,7 @@ class DataKey(kms.Key):
         self.add_to_resource_policy(
             iam.PolicyStatement(
                 sid="FSxDataRepositories",
-                principals=[iam.AccountRootPrincipal()],
+                principals=[account()],
                 actions=use,
                 resources=["*"],
                 conditions={

@@ -8,6 +8,7 @@ from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 from .encryption import log_group
+from .principals import service
 
 
 class FlowLogs(Construct):
@@ -31,7 +32,7 @@ class FlowLogs(Construct):
         role = iam.Role(
             self,
             "Role",
-            assumed_by=iam.ServicePrincipal("vpc-flow-logs.amazonaws.com"),
+            assumed_by=service("vpc-flow-logs.amazonaws.com"),
             managed_policies=[iam.ManagedPolicy(self, "Policy", statements=[write])],
         )
         ec2.CfnFlowLog(

@@ -5,12 +5,15 @@ Without both, CDK gives the function an AWS managed policy and a log group that 
 
 from __future__ import annotations
 
+from typing import cast
+
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from .encryption import log_group
+from .principals import service
 
 LOG_RETENTION_DAYS = 90
 
@@ -30,9 +33,7 @@ class FunctionRole(Construct):
             actions=["logs:CreateLogStream", "logs:PutLogEvents"], resources=[group.attr_arn]
         )
         self.policy = iam.ManagedPolicy(self, "Policy", statements=[write])
-        self.role = iam.Role(
-            self,
-            "Role",
-            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
-            managed_policies=[self.policy],
+        role = iam.Role(
+            self, "Role", assumed_by=service("lambda.amazonaws.com"), managed_policies=[self.policy]
         )
+        self.role = cast("iam.IRole", role)

@@ -6,6 +6,7 @@ so it holds for anybody's constructs in the same app, not only for this library'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import aws_cdk as cdk
@@ -107,7 +108,7 @@ def _uploaded(node: sagemaker.CfnCluster, scripts: str) -> Findings:
     for other in cdk.Stack.of(node).node.find_all():
         if not isinstance(other, cdk.CfnResource) or other.cfn_resource_type != _UPLOAD:
             continue
-        given: dict[str, Any] = other._cfn_properties  # pyright: ignore[reportPrivateUsage]
+        given: Mapping[str, Any] = other._cfn_properties  # pyright: ignore[reportPrivateUsage]
         bucket = rendered(other, given.get("DestinationBucketName", "")).strip('"')
         if bucket and bucket in scripts and not depends_on(node, other):
             yield "order", f"the cluster may start before {other.node.path} has uploaded: add the dependency"

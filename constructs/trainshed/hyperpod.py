@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_sagemaker as sagemaker
 from constructs import Construct, IDependable
 
 from .lifecycle import LifecycleScripts
-from .planning.model import ClusterPlan, InstanceGroupPlan, NodeRole, Patching, RollingUpdate
+from .patching import auto_patch, scheduled_update
+from .planning.model import ClusterPlan, InstanceGroupPlan, NodeRole
 from .slurm import SlurmOrchestrator
 
 _cfn = sagemaker.CfnCluster
@@ -97,22 +97,29 @@ class HyperPodCluster(Construct):
             min_instance_count=plan.minimum,
             instance_type=None if several else plan.instance_type,
             instance_requirements=(
-                _cfn.InstanceRequirementsProperty(instance_types=list(plan.instance_types)) if several else None
+                _cfn.InstanceRequirementsProperty(instance_types=list(plan.instance_types))
+                if several
+                else None
             ),
             execution_role=role_arn,
-            life_cycle_config=_cfn.ClusterLifeCycleConfigProperty(source_s3_uri=scripts.source_s3_uri, **hook),
+            life_cycle_config=_cfn.ClusterLifeCycleConfigProperty(
+                source_s3_uri=scripts.source_s3_uri, **hook
+            ),
             override_vpc_config=self._vpc_config(plan.claim),
             network_interface=(
                 _cfn.ClusterNetworkInterfaceProperty(interface_type=plan.interface) if plan.has_efa else None
             ),
             instance_storage_configs=_storage(plan, mounts) or None,
-            capacity_requirements=_cfn.ClusterCapacityRequirementsProperty(spot={}) if plan.capacity == "spot" else None,
+            capacity_requirements=_cfn.ClusterCapacityRequirementsProperty(spot={})
+            if plan.capacity == "spot"
+            else None,
             training_plan_arn=plan.training_plan_arn,
             threads_per_core=plan.threads_per_core,
             on_start_deep_health_checks=list(plan.deep_health_checks) or None,
             slurm_config=orchestrator.group(plan),
             image_id=plan.image_id,
-            **_patching(plan.patching),
+            scheduled_update_config=scheduled_update(plan.patching),
+            auto_patch_config=auto_patch(plan.patching),
         )
 
 
@@ -131,28 +138,7 @@ def _storage(
         for m in mounts
     ]  # fmt: skip
     if plan.scratch_gb:
-        found.append(config(ebs_volume_config=_cfn.ClusterEbsVolumeConfigProperty(volume_size_in_gb=plan.scratch_gb)))
+        found.append(
+            config(ebs_volume_config=_cfn.ClusterEbsVolumeConfigProperty(volume_size_in_gb=plan.scratch_gb))
+        )
     return found
-
-
-def _patching(plan: Patching | None) -> dict[str, object]:
-    if plan is None:
-        return {}
-    deployment = _deployment(plan.rolling) if plan.rolling else None
-    if plan.schedule:
-        return {"scheduled_update_config": _cfn.ScheduledUpdateConfigProperty(
-            schedule_expression=plan.schedule, deployment_config=deployment)}  # fmt: skip
-    return {"auto_patch_config": _cfn.AutoPatchConfigProperty(
-        patching_strategy=plan.strategy or "WhenIdle", deployment_config=deployment)}  # fmt: skip
-
-
-def _deployment(plan: RollingUpdate) -> sagemaker.CfnCluster.DeploymentConfigProperty:
-    return _cfn.DeploymentConfigProperty(
-        rolling_update_policy=_cfn.RollingUpdatePolicyProperty(
-            maximum_batch_size=_cfn.CapacitySizeConfigProperty(
-                type="CAPACITY_PERCENTAGE" if plan.batch_is_percent else "INSTANCE_COUNT", value=plan.batch
-            )
-        ),
-        wait_interval_in_seconds=plan.wait_seconds,
-        auto_rollback_configuration=[_cfn.AlarmDetailsProperty(alarm_name=a) for a in plan.rollback_alarms] or None,
-    )

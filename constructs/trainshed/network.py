@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Network
 
-from aws_cdk import Fn, RemovalPolicy, Tags
+from aws_cdk import RemovalPolicy, Tags
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_kms as kms
 from constructs import Construct
@@ -15,6 +15,9 @@ from constructs import Construct
 from .flow_logs import FlowLogs
 from .planning.endpoints import endpoints_for
 from .planning.model import AddressPlan, NetworkPlan, SubnetPlan
+from .vpc_endpoints import VpcEndpoints
+
+_PUBLIC = "public"
 
 
 class EfaVpc(Construct):
@@ -31,11 +34,18 @@ class EfaVpc(Construct):
     """
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, addresses: AddressPlan, network: NetworkPlan, key: kms.IKey
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        addresses: AddressPlan,
+        network: NetworkPlan,
+        key: kms.IKey,
     ) -> None:
         super().__init__(scope, construct_id)
+        primary = str(addresses.blocks[0])
         self._cfn = ec2.CfnVPC(
-            self, "Vpc", cidr_block=str(addresses.blocks[0]), enable_dns_hostnames=True, enable_dns_support=True
+            self, "Vpc", cidr_block=primary, enable_dns_hostnames=True, enable_dns_support=True
         )
         Tags.of(self._cfn).add("Name", self.node.path)
         self._blocks = {
@@ -44,19 +54,27 @@ class EfaVpc(Construct):
             )
             for block in addresses.blocks[1:]
         }
-        self._private_tables: dict[str, ec2.CfnRouteTable] = {}
-        self._public_table: ec2.CfnRouteTable | None = None
+        self._tables: dict[str, ec2.CfnRouteTable] = {}
         self._routed: dict[str, ec2.CfnSubnetRouteTableAssociation] = {}
         self.subnet_ids = {subnet.claim: self._subnet(subnet) for subnet in addresses.subnets}
         if network.egress == "nat":
             self._route_out(addresses)
-        self._endpoints(addresses, network)
+        kept = [s for s in addresses.subnets if s.purpose == "endpoints" and not s.retired]
+        VpcEndpoints(
+            self,
+            "Endpoints",
+            vpc_id=self._cfn.ref,
+            blocks=[str(block) for block in addresses.blocks],
+            route_table_ids=[table.ref for zone, table in self._tables.items() if zone != _PUBLIC],
+            subnet_ids=[self.subnet_ids[s.claim] for s in kept],
+            services=endpoints_for(network.egress, network.endpoints),
+        )
         FlowLogs(
             self, "FlowLogs", vpc_id=self._cfn.ref, retention_days=network.flow_log_retention_days, key=key
         )
         zones = sorted({subnet.zone for subnet in addresses.subnets})
         self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
-            self, "Ref", vpc_id=self._cfn.ref, availability_zones=zones, vpc_cidr_block=str(addresses.blocks[0])
+            self, "Ref", vpc_id=self._cfn.ref, availability_zones=zones, vpc_cidr_block=primary
         )
 
     def _subnet(self, plan: SubnetPlan) -> str:
@@ -77,21 +95,17 @@ class EfaVpc(Construct):
             # A retained file system keeps its interfaces: AWS would refuse to delete what they are in.
             for held in (self._cfn, subnet, *([block] if block else [])):
                 held.apply_removal_policy(RemovalPolicy.RETAIN)
-        table = self._public() if plan.purpose == "public" else self._private(plan.zone)
+        table = self._table(_PUBLIC if plan.purpose == "public" else plan.zone)
         self._routed[plan.claim] = ec2.CfnSubnetRouteTableAssociation(
             self, f"{subnet.node.id}Table", subnet_id=subnet.ref, route_table_id=table.ref
         )
         return subnet.ref
 
-    def _public(self) -> ec2.CfnRouteTable:
-        if self._public_table is None:
-            self._public_table = ec2.CfnRouteTable(self, "PublicTable", vpc_id=self._cfn.ref)
-        return self._public_table
-
-    def _private(self, zone: str) -> ec2.CfnRouteTable:
-        if zone not in self._private_tables:
-            self._private_tables[zone] = ec2.CfnRouteTable(self, f"Table{_id(zone)}", vpc_id=self._cfn.ref)
-        return self._private_tables[zone]
+    def _table(self, of: str) -> ec2.CfnRouteTable:
+        """The private route table of a zone, or the public one."""
+        if of not in self._tables:
+            self._tables[of] = ec2.CfnRouteTable(self, f"Table{_id(of)}", vpc_id=self._cfn.ref)
+        return self._tables[of]
 
     def _route_out(self, addresses: AddressPlan) -> None:
         gateway = ec2.CfnInternetGateway(self, "InternetGateway")
@@ -99,7 +113,7 @@ class EfaVpc(Construct):
             self, "InternetGatewayAttachment", vpc_id=self._cfn.ref, internet_gateway_id=gateway.ref
         )
         out = ec2.CfnRoute(
-            self, "PublicRoute", route_table_id=self._public().ref, destination_cidr_block="0.0.0.0/0",
+            self, "PublicRoute", route_table_id=self._table(_PUBLIC).ref, destination_cidr_block="0.0.0.0/0",
             gateway_id=gateway.ref,
         )  # fmt: skip
         out.add_resource_dependency(attached)
@@ -110,43 +124,19 @@ class EfaVpc(Construct):
             address = ec2.CfnEIP(self, f"Address{zone}", domain="vpc")
             address.add_resource_dependency(attached)
             nat = ec2.CfnNatGateway(
-                self, f"Nat{zone}", subnet_id=self.subnet_ids[public.claim], allocation_id=address.attr_allocation_id
+                self,
+                f"Nat{zone}",
+                subnet_id=self.subnet_ids[public.claim],
+                allocation_id=address.attr_allocation_id,
             )
             # A NAT gateway that comes up before its subnet has a way out forwards nothing until it has.
             nat.add_resource_dependency(out)
             nat.add_resource_dependency(self._routed[public.claim])
-            if public.zone in self._private_tables:
+            if public.zone in self._tables:
                 ec2.CfnRoute(
-                    self, f"Route{zone}", route_table_id=self._private_tables[public.zone].ref,
+                    self, f"Route{zone}", route_table_id=self._tables[public.zone].ref,
                     destination_cidr_block="0.0.0.0/0", nat_gateway_id=nat.ref,
                 )  # fmt: skip
-
-    def _endpoints(self, addresses: AddressPlan, network: NetworkPlan) -> None:
-        tables = [table.ref for table in self._private_tables.values()]
-        ec2.CfnVPCEndpoint(
-            self, "EndpointS3", vpc_id=self._cfn.ref, vpc_endpoint_type="Gateway", route_table_ids=tables,
-            service_name=Fn.sub("com.amazonaws.${AWS::Region}.s3"),
-        )  # fmt: skip
-        subnets = [self.subnet_ids[s.claim] for s in addresses.subnets if s.purpose == "endpoints" and not s.retired]
-        if not subnets:
-            return
-        group = ec2.CfnSecurityGroup(
-            self, "EndpointSecurityGroup", vpc_id=self._cfn.ref, group_description="HTTPS from this VPC to its endpoints",
-            security_group_ingress=[
-                {"ipProtocol": "tcp", "fromPort": 443, "toPort": 443, "cidrIp": str(block), "description": "HTTPS"}
-                for block in addresses.blocks
-            ],
-            security_group_egress=[
-                {"ipProtocol": "icmp", "fromPort": 252, "toPort": 86, "cidrIp": "255.255.255.255/32",
-                 "description": "Endpoints open no connections"}
-            ],
-        )  # fmt: skip
-        for name in endpoints_for(network.egress, network.endpoints):
-            ec2.CfnVPCEndpoint(
-                self, f"Endpoint{_id(name)}", vpc_id=self._cfn.ref, vpc_endpoint_type="Interface",
-                service_name=Fn.sub(f"com.amazonaws.${{AWS::Region}}.{name}"), private_dns_enabled=True,
-                subnet_ids=subnets, security_group_ids=[group.attr_group_id],
-            )  # fmt: skip
 
 
 def _id(text: str) -> str:

@@ -14,6 +14,7 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from .planning.model import NodeRole
+from .principals import service
 
 CREATE_INTERFACES = (
     "ec2:CreateNetworkInterface",
@@ -98,7 +99,7 @@ class NodeExecutionRole(Construct):
         self.role = iam.Role(
             self,
             "Role",
-            assumed_by=iam.ServicePrincipal("sagemaker.amazonaws.com"),
+            assumed_by=service("sagemaker.amazonaws.com"),
             managed_policies=[iam.ManagedPolicy(self, "Policy", statements=statements)],
         )
         self.role_arn = self.role.role_arn

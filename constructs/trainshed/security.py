@@ -21,25 +21,36 @@ class EfaSecurityGroup(Construct):
     """
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, vpc: ec2.IVpc, egress_ports: tuple[int, ...], retained: bool
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        vpc: ec2.IVpc,
+        egress_ports: tuple[int, ...],
+        retained: bool,
     ) -> None:
         super().__init__(scope, construct_id)
         self.security_group: ec2.ISecurityGroup = (
             group := ec2.SecurityGroup(
-                self, "Group", vpc=vpc, allow_all_outbound=False, description="HyperPod nodes and Lustre over EFA"
+                self,
+                "Group",
+                vpc=vpc,
+                allow_all_outbound=False,
+                description="HyperPod nodes and Lustre over EFA",
             )
         )
         for port in egress_ports:
             group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(port), f"TCP {port} to the outside")
-        itself = {"group_id": group.security_group_id, "ip_protocol": "-1", "description": "EFA within the group"}
+        itself, why = group.security_group_id, "EFA within the group"
         self.rules = (
             ec2.CfnSecurityGroupIngress(
-                self, "SelfIngress", source_security_group_id=group.security_group_id, **itself
+                self, "SelfIngress", group_id=itself, source_security_group_id=itself, ip_protocol="-1", description=why
             ),
             ec2.CfnSecurityGroupEgress(
-                self, "SelfEgress", destination_security_group_id=group.security_group_id, **itself
+                self, "SelfEgress", group_id=itself, destination_security_group_id=itself, ip_protocol="-1",
+                description=why,
             ),
-        )
+        )  # fmt: skip
         if retained:
             for resource in (group, *self.rules):
                 resource.apply_removal_policy(RemovalPolicy.RETAIN)

@@ -85,7 +85,7 @@ def cover(
             return None
         whole = node.prefixlen >= 16 and any(node.subnet_of(u) for u in usable)
         whole = whole and not any(node.overlaps(t) for t in taken)
-        options = [(node.num_addresses, (node,))] if whole else []
+        options: list[tuple[int, tuple[IPv4Network, ...]]] = [(node.num_addresses, (node,))] if whole else []
         full = whole and sum(r.num_addresses for r in inside) == node.num_addresses
         if not full and node.prefixlen < 28 and not any(node.subnet_of(r) for r in inside):
             low, high = node.subnets()

@@ -3,40 +3,78 @@
 Runs in Lambda with the standard library and boto3 alone.
 """
 
+from __future__ import annotations
+
 import json
 import time
 import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-import boto3
+import boto3  # pyright: ignore[reportMissingTypeStubs]
 
 PATIENCE_SECONDS = 840
 PAUSE_SECONDS = 10
 OVER = {"COMPLETED", "FAILED", "CANCELLED"}
 
 
-def root_squash(event, context, *, client=None, clock=time, send=None):
+class Fsx(Protocol):
+    """What is used of boto3's client."""
+
+    exceptions: Any
+
+    def update_file_system(self, **request: object) -> object:
+        """UpdateFileSystem."""
+
+    def describe_file_systems(self, **request: object) -> dict[str, Any]:
+        """DescribeFileSystems."""
+        ...
+
+
+class Clock(Protocol):
+    """What is used of the module `time`."""
+
+    def monotonic(self) -> float:
+        """Seconds, from anywhere."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
+
+
+def root_squash(
+    event: Mapping[str, Any],
+    _context: object,
+    *,
+    client: Fsx | None = None,
+    clock: Clock = time,
+    send: Callable[[Mapping[str, Any], str, str, str], None] | None = None,
+) -> None:
     """Set root squash on create and update; on delete leave it: the file system outlives the stack."""
-    props = event.get("ResourceProperties", {})
+    props: Mapping[str, Any] = event.get("ResourceProperties", {})
     status, reason = "SUCCESS", ""
     try:
         if event["RequestType"] != "Delete":
-            apply_root_squash(client or boto3.client("fsx"), props, clock)
-    except Exception as error:  # noqa: BLE001 - CloudFormation must hear of it, or it waits for an hour
+            fsx: Fsx = client or boto3.client("fsx")  # pyright: ignore[reportUnknownMemberType]
+            apply_root_squash(fsx, props, clock)
+    # Whatever it is, CloudFormation must hear of it, or it waits for an hour.
+    except Exception as error:
         status, reason = "FAILED", f"{type(error).__name__}: {error}"
-    physical_id = event.get("PhysicalResourceId") or f"{props.get('FileSystemId')}/root-squash"
+    physical_id: str = event.get("PhysicalResourceId") or f"{props.get('FileSystemId')}/root-squash"
     (send or respond)(event, status, reason, physical_id)
 
 
-def apply_root_squash(fsx, props, clock):
+def apply_root_squash(fsx: Fsx, props: Mapping[str, Any], clock: Clock) -> None:
     """Update the file system and wait until its administrative action is over."""
-    name = props["FileSystemId"]
-    squash = {"RootSquash": props["RootSquash"], "NoSquashNids": props.get("NoSquashNids", [])}
+    name: str = props["FileSystemId"]
+    wanted: dict[str, Any] = {
+        "RootSquash": props["RootSquash"],
+        "NoSquashNids": props.get("NoSquashNids", []),
+    }
     deadline = clock.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            fsx.update_file_system(
-                FileSystemId=name, LustreConfiguration={"RootSquashConfiguration": squash}
-            )
+            fsx.update_file_system(FileSystemId=name, LustreConfiguration={"RootSquashConfiguration": wanted})
             break
         except fsx.exceptions.BadRequest as error:
             # FSx takes one update at a time; data repository associations may still be in the making.
@@ -44,40 +82,52 @@ def apply_root_squash(fsx, props, clock):
                 raise
             clock.sleep(PAUSE_SECONDS)
     while True:
-        system = fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"][0]
-        actions = filter(_is_ours, system.get("AdministrativeActions", []))
-        latest = max(actions, key=lambda action: str(action["RequestTime"]), default={})
-        state = latest.get("Status", "COMPLETED")
+        system: dict[str, Any] = fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"][0]
+        latest = _latest(system)
+        state: str = latest.get("Status", "COMPLETED")
         # What is set already starts no action, so the latest may be an earlier one that failed.
-        if state in OVER and _squash_of(system) == squash:
+        if state in OVER and _is_set(system, wanted):
             return
         if state in OVER - {"COMPLETED"}:
-            raise RuntimeError(latest.get("FailureDetails", {}).get("Message", f"the update is {state}; FSx gave no reason"))
+            given: dict[str, str] = latest.get("FailureDetails", {})
+            raise RuntimeError(given.get("Message", f"the update is {state}; FSx gave no reason"))
         if clock.monotonic() > deadline:
             raise TimeoutError(f"root squash of {name} is still {state} after {PATIENCE_SECONDS} s")
         clock.sleep(PAUSE_SECONDS)
 
 
-def _is_ours(action):
+def _latest(system: dict[str, Any]) -> dict[str, Any]:
+    """The newest update of root squash; FSx promises no order."""
+    actions: list[dict[str, Any]] = system.get("AdministrativeActions", [])
+    ours = [action for action in actions if _is_ours(action)]
+    return max(ours, key=lambda action: str(action["RequestTime"]), default={})
+
+
+def _is_ours(action: dict[str, Any]) -> bool:
     target = action.get("TargetFileSystemValues", {}).get("LustreConfiguration", {})
     return action["AdministrativeActionType"] == "FILE_SYSTEM_UPDATE" and "RootSquashConfiguration" in target
 
 
-def _squash_of(system):
-    found = system["LustreConfiguration"].get("RootSquashConfiguration", {})
-    return {"RootSquash": found.get("RootSquash"), "NoSquashNids": found.get("NoSquashNids", [])}
+def _is_set(system: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    found: dict[str, Any] = system["LustreConfiguration"].get("RootSquashConfiguration", {})
+    nids = sorted(found.get("NoSquashNids", [])) == sorted(wanted["NoSquashNids"])
+    return nids and found.get("RootSquash") == wanted["RootSquash"]
 
 
-def respond(event, status, reason, physical_id):
+def respond(event: Mapping[str, Any], status: str, reason: str, physical_id: str) -> None:
     """Answer CloudFormation's pre-signed URL."""
-    body = json.dumps({
-        "Status": status,
-        "Reason": reason[:1000],
-        "PhysicalResourceId": physical_id,
-        "StackId": event["StackId"],
-        "RequestId": event["RequestId"],
-        "LogicalResourceId": event["LogicalResourceId"],
-    }).encode()  # fmt: skip
-    request = urllib.request.Request(event["ResponseURL"], data=body, method="PUT", headers={"Content-Type": ""})  # noqa: S310
+    body = json.dumps(
+        {
+            "Status": status,
+            "Reason": reason[:1000],
+            "PhysicalResourceId": physical_id,
+            "StackId": event["StackId"],
+            "RequestId": event["RequestId"],
+            "LogicalResourceId": event["LogicalResourceId"],
+        }
+    ).encode()
+    request = urllib.request.Request(  # noqa: S310
+        event["ResponseURL"], data=body, method="PUT", headers={"Content-Type": ""}
+    )
     with urllib.request.urlopen(request, timeout=30):  # noqa: S310
         pass

@@ -1,0 +1,17 @@
+"""Principals as CDK's interfaces want them: jsii names parameters otherwise there, which strict typing refuses."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from aws_cdk import aws_iam as iam
+
+
+def service(name: str) -> iam.IPrincipal:
+    """An AWS service, such as `lambda.amazonaws.com`."""
+    return cast("iam.IPrincipal", iam.ServicePrincipal(name))
+
+
+def account() -> iam.IPrincipal:
+    """Whoever the account's own policies let."""
+    return cast("iam.IPrincipal", iam.AccountRootPrincipal())
