@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 VERSION = 1
+REDEPLOY = "deploy both from one commit"
 TOP = {"version", "platform", "cluster", "region", "orchestrator", "lustre", "home", "buckets", "groups"}
 GROUP = {"role", "instance_type", "partition", "efa_interfaces", "accelerators", "scratch"}
 LUSTRE = {"dns_name", "mount_name", "mount_path", "efa"}
@@ -30,14 +31,14 @@ def load(path):
         raise SettingsError(f"{path}: cannot be read ({error}); deploy the cluster stack again") from None
     if not isinstance(settings, dict) or settings.get("version") != VERSION:
         found = settings.get("version") if isinstance(settings, dict) else type(settings).__name__
-        raise SettingsError(f"{path}: version {found}, these steps know {VERSION}; deploy both from one commit")
+        raise SettingsError(f"{path}: version {found}, these steps know {VERSION}; {REDEPLOY}")
     _only(settings, TOP, path, "the file")
     _only(settings["buckets"], BUCKETS, path, "buckets")
     for name, allowed in (("lustre", LUSTRE), ("home", HOME)):
         if settings[name] is not None:
             _only(settings[name], allowed, path, name)
     if not isinstance(settings["groups"], dict):
-        raise SettingsError(f"{path}: groups is {settings['groups']}, not a section; deploy both from one commit")
+        raise SettingsError(f"{path}: groups is {settings['groups']}, not a section; {REDEPLOY}")
     for name, group in settings["groups"].items():
         _only(group, GROUP, path, f"groups.{name}")
     return settings
@@ -46,7 +47,7 @@ def load(path):
 def _only(section, allowed, path, where):
     if not isinstance(section, dict) or set(section) != allowed:
         keys = sorted(section) if isinstance(section, dict) else section
-        raise SettingsError(f"{path}: {where} has {keys}, allowed is {sorted(allowed)}; deploy both from one commit")
+        raise SettingsError(f"{path}: {where} has {keys}, allowed is {sorted(allowed)}; {REDEPLOY}")
 
 
 def own_group(resource_config, addresses):
@@ -83,7 +84,8 @@ def main(arguments):
         print(error, file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
-        print(f"{resource_path}: cannot be read ({error}); HyperPod writes it before this runs", file=sys.stderr)
+        why = f"cannot be read ({error}); HyperPod writes it before this runs"
+        print(f"{resource_path}: {why}", file=sys.stderr)
         return 1
     group = own_group(resource_config, node_addresses())
     facts = {"cluster": settings["cluster"], "group": group, **settings["groups"].get(group or "", {})}

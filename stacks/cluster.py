@@ -25,8 +25,8 @@ class ClusterStack(RegionStack):
     """Scripts, roles and the cluster itself; nothing in it outlives it."""
 
     def __init__(
-        self, scope: Construct, construct_id: str, *,
-        platform: PlatformPlan, plan: RegionPlan, cluster: ClusterPlan, network: NetworkStack, storage: StorageStack,
+        self, scope: Construct, construct_id: str, *, platform: PlatformPlan, plan: RegionPlan,
+        cluster: ClusterPlan, network: NetworkStack, storage: StorageStack,
     ) -> None:  # fmt: skip
         super().__init__(scope, construct_id, region=plan.region, account=platform.account)
         name = f"{platform.name}-{cluster.name}"
@@ -59,15 +59,16 @@ class ClusterStack(RegionStack):
                 },
             ),
         )
+        kinds: dict[NodeRole, None] = {group.role: None for group in cluster.groups}
         roles: dict[NodeRole, str] = {
             role: NodeExecutionRole(
-                self, f"{role.title()}Role", node_role=role, cluster_name=name,
-                security_group=network.efa.security_group, lifecycle_bucket=storage.lifecycle, prefix=cluster.name,
+                self, f"{role.title()}Role", node_role=role, cluster_name=name, prefix=cluster.name,
+                security_group=network.efa.security_group, lifecycle_bucket=storage.lifecycle,
                 key=network.key, datasets=storage.datasets, checkpoints=storage.checkpoints,
                 secret_arn=cluster.accounting and cluster.accounting.secret_arn,
                 watches_alarms=any(g.watches_alarms for g in cluster.groups if g.role == role),
             ).role_arn
-            for role in dict.fromkeys(g.role for g in cluster.groups)
+            for role in kinds
         }  # fmt: skip
         hyperpod = HyperPodCluster(
             self, "HyperPod", plan=cluster, name=name, subnet_ids=network.subnet_ids,

@@ -102,6 +102,12 @@ def test_nothing_is_found_that_nobody_accepted(verdict, example: str) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
+def test_findings_are_about_stacks(verdict, example: str) -> None:
+    """CDK asks for the stack of each annotation: without one it leaves an error.txt in cdk.out."""
+    assert all(path for _, path in verdict(example).findings)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_reasons_name_what_they_are_about(verdict, example: str) -> None:
     recorded = list(acceptances(verdict(example).assembly))
     assert {rule for _, rule, _ in recorded} >= {rule for rule, _ in verdict(example).accepted}
@@ -157,7 +163,7 @@ def test_what_is_not_accepted_is_found(
 
 @pytest.fixture(scope="module")
 def replanned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict[str, Any]], Verdict]:
-    """`replanned(region, groups)`: what CDK's engine says of the quickstart in a region, with other groups."""
+    """`replanned(region, groups)`: what CDK's engine says of the quickstart elsewhere, with other groups."""
 
     def get(region: str, groups: dict[str, Any]) -> Verdict:
         plan = yaml.safe_load((ROOT / "deployments/quickstart.yaml").read_text(encoding="utf-8"))

@@ -6,3 +6,13 @@ class TrainerError(ValueError):
 
     def __init__(self, where: str, given: object, allowed: str, fix: str) -> None:
         super().__init__(f"{where}: given {given}; allowed {allowed}; fix: {fix}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Cross a process boundary with the message as it is."""
+        return _restore, (type(self), str(self))
+
+
+def _restore(kind: type[TrainerError], message: str) -> TrainerError:
+    error = kind.__new__(kind, message)
+    error.args = (message,)
+    return error

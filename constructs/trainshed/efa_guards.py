@@ -10,7 +10,7 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_fsx as fsx
 from constructs import IConstruct
 
-from .inspection import depends_on, field, self_rules, subnets_of, target, zone
+from .inspection import depends_on, field, self_rules, subnets_of, target, written, zone
 
 Findings = Iterator[tuple[str, str]]
 """Name of the guard, and what it says."""
@@ -40,9 +40,12 @@ def same_zone(subnets: list[ec2.CfnSubnet], systems: list[IConstruct | None], wh
     """HyperPod picks one subnet of a group, so each must be in the file system's zone."""
     mine = {found for found in map(zone, subnets) if found}
     for system in systems:
-        if not isinstance(system, fsx.CfnFileSystem) or not field(system.lustre_configuration, "efa_enabled"):
+        if not isinstance(system, fsx.CfnFileSystem):
             continue
-        theirs = {found for found in map(zone, subnets_of(system.subnet_ids)) if found}
+        given = written(system)
+        if not field(field(given, "lustre_configuration"), "efa_enabled"):
+            continue
+        theirs = {found for found in map(zone, subnets_of(field(given, "subnet_ids"))) if found}
         apart = mine - theirs
         if apart and {kind for kind, _ in mine} == {kind for kind, _ in theirs}:
             where = f"{what} is in {min(apart)[1]}, its EFA file system in {min(theirs)[1]}"

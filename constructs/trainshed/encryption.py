@@ -28,6 +28,7 @@ class DataKey(kms.Key):
             description="Trainshed: datasets, checkpoints, file systems and logs of this region",
         )
         stack = cdk.Stack.of(self)
+        groups = f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:*"
         use = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
         self.add_to_resource_policy(
             iam.PolicyStatement(
@@ -35,11 +36,7 @@ class DataKey(kms.Key):
                 principals=[service(f"logs.{stack.region}.amazonaws.com")],
                 actions=use,
                 resources=["*"],
-                conditions={
-                    "ArnLike": {
-                        "kms:EncryptionContext:aws:logs:arn": f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:*"
-                    }
-                },
+                conditions={"ArnLike": {"kms:EncryptionContext:aws:logs:arn": groups}},
             )
         )
         role = "aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_fs-*"

@@ -6,9 +6,6 @@ so it holds for anybody's constructs in the same app, not only for this library'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import aws_cdk as cdk
 import jsii
 from aws_cdk import aws_fsx as fsx
@@ -18,7 +15,7 @@ from aws_cdk import aws_sagemaker as sagemaker
 from constructs import IConstruct
 
 from .efa_guards import Findings, efa_rules, same_zone
-from .inspection import depends_on, field, items, rendered, subnets_of, target
+from .inspection import depends_on, field, items, rendered, subnets_of, target, type_of, written
 from .permissions import grants
 from .planning.instances import INSTANCE_TYPES
 
@@ -52,38 +49,43 @@ class Guards:
             cdk.Annotations.of(node).add_error(f"{message} [trainshed:{guard}]")
 
     def _findings(self, node: cdk.CfnResource) -> Findings:
-        if node.cfn_resource_type in STATEFUL:
+        if type_of(node) in STATEFUL:
             yield from _retained(node)
         if isinstance(node, logs.CfnLogGroup) and node.retention_in_days is None:
             yield "retention", "this log group is kept for ever: set retention_in_days"
-        elif isinstance(node, fsx.CfnFileSystem) and node.file_system_type == "LUSTRE":
+        elif isinstance(node, fsx.CfnFileSystem):
             yield from _lustre(node)
         elif isinstance(node, sagemaker.CfnCluster):
             yield from _cluster(node)
 
 
 def _retained(node: cdk.CfnResource) -> Findings:
-    parent = node.node.scope
-    if parent is not None and parent.node.try_find_child(_EMPTIES_ITSELF):
-        return
     options = node.cfn_options
-    if options.deletion_policy not in _KEEPS or options.update_replace_policy not in _KEEPS:
+    if options.deletion_policy in _KEEPS and options.update_replace_policy in _KEEPS:
+        return
+    parent = node.node.scope
+    if parent is None or not parent.node.try_find_child(_EMPTIES_ITSELF):
         yield "retain", f"{node.cfn_resource_type} would go with its stack: apply RemovalPolicy.RETAIN"
 
 
 def _lustre(node: fsx.CfnFileSystem) -> Findings:
-    if node.file_system_type_version != "2.15":
-        found = node.file_system_type_version or "2.10 (AWS's default)"
+    given = written(node)
+    if field(given, "file_system_type") != "LUSTRE":
+        return
+    version = field(given, "file_system_type_version")
+    if version != "2.15":
+        found = version or "2.10 (AWS's default)"
         yield "lustre-version", f"Lustre {found}, but current AMIs mount 2.15: set file_system_type_version"
-    if field(node.lustre_configuration, "efa_enabled") is True:
-        yield from efa_rules(node, items(node.security_group_ids), "this EFA file system")
+    if field(field(given, "lustre_configuration"), "efa_enabled") is True:
+        yield from efa_rules(node, items(field(given, "security_group_ids")), "this EFA file system")
 
 
 def _cluster(node: sagemaker.CfnCluster) -> Findings:
-    groups = items(node.instance_groups)
+    given = written(node)
+    groups = items(field(given, "instance_groups"))
     for group in groups:
         name = f"group {field(group, 'instance_group_name')}"
-        network = field(group, "override_vpc_config") or node.vpc_config
+        network = field(group, "override_vpc_config") or field(given, "vpc_config")
         subnets = subnets_of(field(network, "subnets"))
         if any(s.map_public_ip_on_launch is True for s in subnets):
             yield "public-subnet", f"{name} would get public addresses: HyperPod wants private subnets"
@@ -106,10 +108,9 @@ def _speaks_efa(group: object) -> bool:
 
 def _uploaded(node: sagemaker.CfnCluster, scripts: str) -> Findings:
     for other in cdk.Stack.of(node).node.find_all():
-        if not isinstance(other, cdk.CfnResource) or other.cfn_resource_type != _UPLOAD:
+        if not isinstance(other, cdk.CfnResource) or type_of(other) != _UPLOAD:
             continue
-        given: Mapping[str, Any] = other._cfn_properties  # pyright: ignore[reportPrivateUsage]
-        bucket = rendered(other, given.get("DestinationBucketName", "")).strip('"')
+        bucket = rendered(other, written(other).get("DestinationBucketName", "")).strip('"')
         if bucket and bucket in scripts and not depends_on(node, other):
             yield "order", f"the cluster may start before {other.node.path} has uploaded: add the dependency"
 

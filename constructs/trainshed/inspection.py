@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, cast
 
 import aws_cdk as cdk
@@ -19,6 +20,11 @@ def field(value: object, name: str) -> Any:  # noqa: ANN401
         found = cast("dict[str, Any]", value)
         return found.get(camel, found.get(name))
     return getattr(value, name, None)
+
+
+def written(resource: cdk.CfnResource) -> Mapping[str, Any]:
+    """What an L1 was given, tokens and all, in one round trip; typed properties take one for every field."""
+    return resource._cfn_properties  # pyright: ignore[reportPrivateUsage]
 
 
 def items(value: object) -> list[Any]:
@@ -51,9 +57,20 @@ def zone(subnet: ec2.CfnSubnet) -> tuple[str, str] | None:
     return ("name", rendered(subnet, subnet.availability_zone)) if subnet.availability_zone else None
 
 
-def self_rules(group: IConstruct) -> tuple[list[IConstruct], list[IConstruct]]:
+@cache
+def _declared_type(kind: type[cdk.CfnResource]) -> str | None:
+    return getattr(kind, "CFN_RESOURCE_TYPE_NAME", None)
+
+
+def type_of(resource: cdk.CfnResource) -> str:
+    """Its CloudFormation type; classes that have one are asked once, for each answer is a round trip."""
+    return _declared_type(type(resource)) or resource.cfn_resource_type
+
+
+def self_rules(group: ec2.CfnSecurityGroup) -> tuple[list[IConstruct], list[IConstruct]]:
     """Ingress and egress rules, anywhere in the app, by which a group admits itself."""
-    path = group.node.path
+    # One token a property, whoever asks for it: its text tells without a round trip for what it refers to.
+    itself = {group.ref, group.attr_group_id}
     ingress: list[IConstruct] = []
     egress: list[IConstruct] = []
     for other in group.node.root.node.find_all():
@@ -63,8 +80,7 @@ def self_rules(group: IConstruct) -> tuple[list[IConstruct], list[IConstruct]]:
             ends, found = (other.group_id, other.destination_security_group_id), egress
         else:
             continue
-        named = [target(end) for end in ends]
-        if other.ip_protocol == "-1" and all(n is not None and n.node.path == path for n in named):
+        if itself.issuperset(ends) and other.ip_protocol == "-1":
             found.append(other)
     return ingress, egress
 

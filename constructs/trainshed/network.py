@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Network
 
-from aws_cdk import RemovalPolicy, Tags
+from aws_cdk import CfnTag, RemovalPolicy, Tags
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_kms as kms
 from constructs import Construct
@@ -47,7 +47,8 @@ class EfaVpc(Construct):
         self._cfn = ec2.CfnVPC(
             self, "Vpc", cidr_block=primary, enable_dns_hostnames=True, enable_dns_support=True
         )
-        Tags.of(self._cfn).add("Name", self.node.path)
+        self._path = self.node.path
+        Tags.of(self._cfn).add("Name", self._path)
         self._blocks = {
             block: ec2.CfnVPCCidrBlock(
                 self, f"Block{_dots(block)}", vpc_id=self._cfn.ref, cidr_block=str(block)
@@ -79,15 +80,16 @@ class EfaVpc(Construct):
 
     def _subnet(self, plan: SubnetPlan) -> str:
         # The CIDR is part of the logical id: consumers in other stacks see a moved subnet as a new one.
+        name = f"{_id(plan.claim)}{_dots(plan.cidr)}"
         subnet = ec2.CfnSubnet(
             self,
-            f"{_id(plan.claim)}{_dots(plan.cidr)}",
+            name,
             vpc_id=self._cfn.ref,
             cidr_block=str(plan.cidr),
             availability_zone_id=plan.zone,
             map_public_ip_on_launch=False,
+            tags=[CfnTag(key="Name", value=f"{self._path}/{plan.claim}")],
         )
-        Tags.of(subnet).add("Name", f"{self.node.path}/{plan.claim}")
         block = next((cfn for net, cfn in self._blocks.items() if plan.cidr.subnet_of(net)), None)
         if block:
             subnet.add_resource_dependency(block)
@@ -97,7 +99,7 @@ class EfaVpc(Construct):
                 held.apply_removal_policy(RemovalPolicy.RETAIN)
         table = self._table(_PUBLIC if plan.purpose == "public" else plan.zone)
         self._routed[plan.claim] = ec2.CfnSubnetRouteTableAssociation(
-            self, f"{subnet.node.id}Table", subnet_id=subnet.ref, route_table_id=table.ref
+            self, f"{name}Table", subnet_id=subnet.ref, route_table_id=table.ref
         )
         return subnet.ref
 

@@ -1,4 +1,4 @@
-"""Principals as CDK's interfaces want them: jsii names parameters otherwise there, which strict typing refuses."""
+"""Principals as CDK's interfaces want them: jsii's parameter names differ, which strict typing refuses."""
 
 from __future__ import annotations
 

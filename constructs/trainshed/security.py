@@ -44,7 +44,8 @@ class EfaSecurityGroup(Construct):
         itself, why = group.security_group_id, "EFA within the group"
         self.rules = (
             ec2.CfnSecurityGroupIngress(
-                self, "SelfIngress", group_id=itself, source_security_group_id=itself, ip_protocol="-1", description=why
+                self, "SelfIngress", group_id=itself, source_security_group_id=itself, ip_protocol="-1",
+                description=why,
             ),
             ec2.CfnSecurityGroupEgress(
                 self, "SelfEgress", group_id=itself, destination_security_group_id=itself, ip_protocol="-1",

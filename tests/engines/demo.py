@@ -55,13 +55,14 @@ def main(deployment: str) -> int:
               lambda: _trainshed("plan", deployment, "--html", str(picture), quiet=True))  # fmt: skip
         with Emulator(region=region.region, tables=TABLES) as emulator:
             steps("synthesise: guards and validation", lambda: _synth(emulator, "as-written", *context))
-            steps("bootstrap the emulator", emulator.bootstrap)
+            regions = [r.region for r in plan.regions]
+            steps("bootstrap the emulator", lambda: emulator.bootstrap(*regions))
             steps("deploy every stack", lambda: _deploy(emulator, "as-written"))
             steps("what stands there", lambda: _show(emulator, plan.name))
             steps("cdk diff is clean", lambda: _diff(emulator, "as-written"))
             grown = _grow(region.clusters[0])
             steps(f"grow in place: {grown}", lambda: _grown(emulator, grown, *context))
-            steps("tear down; data stays", lambda: _destroy(emulator, plan.name, *context))
+            steps("tear down; data stays", lambda: _destroy(emulator, plan.name, len(plan.regions), *context))
     except (AssertionError, subprocess.CalledProcessError, Exception) as error:  # noqa: BLE001
         print(f"\n   FAILED: {error}\ndemo: {steps.passed} passed, 1 failed")
         return 1
@@ -93,9 +94,9 @@ def _show(emulator: Emulator, platform: str) -> None:
         print(
             f"   {stack}: {sum(kinds.values())} resources ({', '.join(f'{n} {k}' for k, n in kinds.most_common(4))}, …)"
         )
-    (cluster,) = [r for r in records if r["type"] == "AWS::SageMaker::Cluster"]
-    for group in cluster["properties"]["InstanceGroups"]:
-        print(f"   {group['InstanceGroupName']}: {group['InstanceCount']} × {group['InstanceType']}")
+    for cluster in (r for r in records if r["type"] == "AWS::SageMaker::Cluster"):
+        for group in cluster["properties"]["InstanceGroups"]:
+            print(f"   {group['InstanceGroupName']}: {group['InstanceCount']} × {group['InstanceType']}")
     s3 = emulator.client("s3")
     bucket = next(
         r["physical_id"]
@@ -107,10 +108,8 @@ def _show(emulator: Emulator, platform: str) -> None:
     read = json.loads(s3.get_object(Bucket=bucket, Key=settings)["Body"].read())
     print(f"   s3://{bucket}: {', '.join(names)}")
     print(f"   nodes will mount {read['lustre']['dns_name']} at {read['lustre']['mount_path']}")
-    system = next(r for r in records if r["type"] == "AWS::FSx::FileSystem")
-    assert read["lustre"]["dns_name"].startswith(system["physical_id"]), (
-        "settings.json names another file system"
-    )
+    systems = [r["physical_id"] for r in records if r["type"] == "AWS::FSx::FileSystem"]
+    assert read["lustre"]["dns_name"].split(".")[0] in systems, "settings.json names another file system"
 
 
 def _diff(emulator: Emulator, name: str) -> None:
@@ -127,7 +126,7 @@ def _grown(emulator: Emulator, override: str, *context: str) -> None:
     before = _subnets(emulator)
     _synth(emulator, "grown", "--no-validation", *context, "-c", f"set={override}")
     _deploy(emulator, "grown")
-    (cluster,) = emulator.inventory("AWS::SageMaker::Cluster")
+    cluster = emulator.inventory("AWS::SageMaker::Cluster")[0]
     path, _, value = override.partition("=")
     group, count = path.split(".")[-2], int(value)
     found = {g["InstanceGroupName"]: int(g["InstanceCount"]) for g in cluster["properties"]["InstanceGroups"]}
@@ -140,7 +139,7 @@ def _subnets(emulator: Emulator) -> set[str]:
     return {r["physical_id"] for r in emulator.inventory("AWS::EC2::Subnet")}
 
 
-def _destroy(emulator: Emulator, platform: str, *context: str) -> None:
+def _destroy(emulator: Emulator, platform: str, regions: int, *context: str) -> None:
     _synth(emulator, "unprotected", "--no-validation", *context, "-c", "set=protect=false")
     _deploy(emulator, "unprotected")
     emulator.cdk("destroy", "--app", str(OUT / "unprotected"), "--all", "--force")
@@ -150,7 +149,7 @@ def _destroy(emulator: Emulator, platform: str, *context: str) -> None:
         print(f"   kept {record['type']} {record['physical_id']}")
     for kind in ("AWS::FSx::FileSystem", "AWS::KMS::Key"):
         assert kinds[kind] >= 1, f"no {kind} was kept"
-    assert kinds["AWS::S3::Bucket"] == 3, "the dataset, checkpoint and access log buckets are kept, no other"
+    assert kinds["AWS::S3::Bucket"] == 3 * regions, "the dataset, checkpoint and access log buckets are kept, no other"
     assert not kinds["AWS::SageMaker::Cluster"], "the cluster is still there"
     for kind in ("AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::EC2::VPCEndpoint"):
         assert not kinds[kind], f"{kind} is still there, and costs"

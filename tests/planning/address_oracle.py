@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from ipaddress import IPv4Network
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from trainshed.planning.model import AddressLock, AddressPlan, Claim
 
@@ -93,7 +93,7 @@ def may_join(existing: Sequence[Span], new: Span) -> bool:
 
 def apart(spans: Iterable[Span]) -> bool:
     row = sorted(spans)
-    return all(a[1] <= b[0] for a, b in zip(row, row[1:], strict=False))
+    return all(a[1] <= b[0] for a, b in pairwise(row))
 
 
 def _inside(it: Span, pool: Iterable[Span]) -> bool:
@@ -111,10 +111,16 @@ def faults(
 ) -> list[str]:
     """Everything wrong with a plan; none for a good one."""
     lock = lock or AddressLock()
-    return [*_block_faults(plan, pool, lock, quota), *_subnet_faults(plan, claims, lock), *_seat_faults(plan, claims, lock)]
+    return [
+        *_block_faults(plan, pool, lock, quota),
+        *_subnet_faults(plan, claims, lock),
+        *_seat_faults(plan, claims, lock),
+    ]
 
 
-def _block_faults(plan: AddressPlan, pool: Sequence[IPv4Network], lock: AddressLock, quota: int) -> Iterator[str]:
+def _block_faults(
+    plan: AddressPlan, pool: Sequence[IPv4Network], lock: AddressLock, quota: int
+) -> Iterator[str]:
     blocks = [span(b) for b in plan.blocks]
     pools = [span(p) for p in pool]
     if plan.blocks[: len(lock.blocks)] != lock.blocks:
@@ -266,7 +272,11 @@ def tightest_block(claims: Sequence[Claim], pool: Sequence[IPv4Network]) -> int 
     """Addresses of the smallest single block of the pool that seats every claim; None without one."""
     firsts = {size_of(b): b[0] for b in blocks_within(pool)}
     # Empty blocks of one size seat the same claims, so one of each size stands for all.
-    sizes = (size for size in sorted(firsts) if packs(claims, [IPv4Network((firsts[size], 33 - size.bit_length()))]))
+    sizes = (
+        size
+        for size in sorted(firsts)
+        if packs(claims, [IPv4Network((firsts[size], 33 - size.bit_length()))])
+    )
     return next(sizes, None)
 
 

@@ -43,6 +43,7 @@ TWO_PAGES = [
     ("10.1.0.0/26", "10.2.0.0/26"),
     ("192.168.0.0/26", "100.64.0.0/26"),
     ("172.16.255.128/25", "172.18.0.0/26", "172.18.0.64/27"),
+    ("10.1.0.0/26", "10.2.0.0/27"),
 ]
 
 
@@ -50,7 +51,13 @@ def nets(*texts: str) -> list[IPv4Network]:
     return [IPv4Network(t) for t in texts]
 
 
-def claim(name: str, needed: int, reserved: int = 0, *, cell: str | None = None, zone: str = ZONES[0], **more) -> Claim:
+def pages(pool: Sequence[IPv4Network]) -> int:
+    return len({oracle.page(oracle.span(n)) for n in pool})
+
+
+def claim(
+    name: str, needed: int, reserved: int = 0, *, cell: str | None = None, zone: str = ZONES[0], **more
+) -> Claim:
     return Claim(
         name=name, zone=zone, purpose=more.pop("purpose", "nodes"), needed=needed, reserved=reserved, cell=cell,
         path=f"clusters.{name}", **more,
@@ -73,14 +80,21 @@ def attempt(claims: Sequence[Claim], **how) -> AddressPlan | PlanError:
 
 @st.composite
 def claim_lists(
-    draw, *, most: int, largest: int, least: int = 0, cells: Sequence[str | None] = (None, None, "a", "b"), prefix: str = "g"
-):  # fmt: skip
+    draw,
+    *,
+    most: int,
+    largest: int,
+    least: int = 0,
+    cells: Sequence[str | None] = (None, None, "a", "b"),
+    zones: Sequence[str] = ZONES,
+    prefix: str = "g",
+):
     limits = [n for n in LIMITS if least <= n <= largest]
     amount = st.one_of(st.sampled_from(limits), st.integers(least, largest))
     return [
         Claim(
             name=f"{prefix}{i}",
-            zone=draw(st.sampled_from(ZONES)),
+            zone=draw(st.sampled_from(zones)),
             purpose=draw(st.sampled_from(("nodes", "storage"))),
             needed=draw(amount),
             reserved=draw(amount),
@@ -134,10 +148,12 @@ def test_a_fresh_plan_keeps_every_rule(claims, pool, quota):
 
 
 @given(data=st.data())
-@settings(FIXED, max_examples=300)
+@settings(FIXED, max_examples=400)
 def test_a_tiny_pool_is_refused_only_when_nothing_packs(data):
-    pool = nets(*data.draw(st.sampled_from(ONE_PAGE)))
-    claims = data.draw(claim_lists(most=7, largest=60))
+    pool = nets(*data.draw(st.sampled_from(ONE_PAGE + TWO_PAGES)))
+    # Which /16 a new cell goes to is bin packing, where the planner is only good, not perfect.
+    cells = (None, None, "a", "b") if pages(pool) == 1 else (None,)
+    claims = data.draw(claim_lists(most=7, largest=60, cells=cells))
     found = attempt(claims, pool=pool, block_quota=LARGE)
     assert isinstance(found, AddressPlan) == oracle.packs(claims, pool), found
     if isinstance(found, AddressPlan):
@@ -149,16 +165,15 @@ def test_a_tiny_pool_is_refused_only_when_nothing_packs(data):
 def test_any_lock_is_kept_and_refused_only_when_nothing_packs(data):
     pool = nets(*data.draw(st.sampled_from(ONE_PAGE + TWO_PAGES)))
     lock = data.draw(locks(pool))
-    one_page = len({oracle.page(oracle.span(n)) for n in pool}) == 1
     tenants = []
     for name, locked in lock.subnets.items():
-        amount = st.integers(0, oracle.usable(locked.cidr.num_addresses) + data.draw(st.sampled_from((0, 0, 0, 9))))
+        over = data.draw(st.sampled_from((0, 0, 0, 9)))
+        amount = st.integers(0, oracle.usable(locked.cidr.num_addresses) + over)
         cell = data.draw(st.sampled_from((None, None, "a", "b")))
         zone = data.draw(st.sampled_from((locked.zone,) * 9 + ZONES[:1]))
         if data.draw(st.integers(0, 4)):
             tenants.append(claim(name, data.draw(amount), data.draw(amount), cell=cell, zone=zone))
-    # Which /16 a new cell goes to is bin packing, where the planner is only good, not perfect.
-    cells = (None, "a", "b") if one_page else (None, *sorted({t.cell for t in tenants if t.cell}))
+    cells = (None, "a", "b") if pages(pool) == 1 else (None, *sorted({t.cell for t in tenants if t.cell}))
     claims = [*tenants, *data.draw(claim_lists(most=5, largest=60, cells=cells))]
     found = attempt(claims, pool=pool, lock=lock, block_quota=LARGE)
     wrong = oracle.outgrown(claims, lock) + oracle.moved(claims, lock) + oracle.torn(claims, lock)
@@ -170,10 +185,13 @@ def test_any_lock_is_kept_and_refused_only_when_nothing_packs(data):
 
 
 @given(data=st.data())
-@settings(FIXED, max_examples=150)
+@settings(FIXED, max_examples=300)
 def test_order_of_the_claims_means_nothing(data):
-    pool = nets(*data.draw(st.sampled_from([("10.8.0.0/13",), ("10.1.0.0/22",), ("192.168.0.0/24", "100.64.0.0/22")])))
-    claims = data.draw(claim_lists(most=10, largest=300))
+    # Two pages nearly full, where who comes first decides the page.
+    crowded = [(("10.1.0.0/26", "10.2.0.0/25"), 28), (("10.1.0.0/26", "10.2.0.0/24"), 60)]
+    where, largest = data.draw(st.sampled_from([(("10.8.0.0/13",), 3000), *crowded]))
+    pool = nets(*where)
+    claims = data.draw(claim_lists(most=8, largest=largest))
     shuffled = data.draw(st.permutations(claims))
     first, second = (attempt(c, pool=pool, block_quota=LARGE) for c in (claims, shuffled))
     assert isinstance(first, AddressPlan) == isinstance(second, AddressPlan)
@@ -181,9 +199,10 @@ def test_order_of_the_claims_means_nothing(data):
     assert first == second
     lock = lock_of(first)
     backwards = replace(lock, subnets=dict(reversed(lock.subnets.items())))
-    more = [*claims, *data.draw(claim_lists(most=3, largest=60, prefix="h"))]
+    more = [*claims, *data.draw(claim_lists(most=3, largest=28, prefix="h"))]
     grown = [
-        attempt(data.draw(st.permutations(more)), pool=pool, lock=each, block_quota=LARGE) for each in (lock, backwards)
+        attempt(data.draw(st.permutations(more)), pool=pool, lock=each, block_quota=LARGE)
+        for each in (lock, backwards)
     ]
     assert grown[0] == grown[1] or str(grown[0]) == str(grown[1])
 
@@ -191,7 +210,8 @@ def test_order_of_the_claims_means_nothing(data):
 @given(data=st.data())
 @settings(FIXED, max_examples=200)
 def test_a_fresh_plan_of_one_page_takes_few_and_small_blocks(data):
-    pool = nets(data.draw(st.sampled_from(("10.1.0.0/24", "10.9.255.128/25", "192.168.4.64/26", "172.16.4.0/24"))))
+    pools = ("10.1.0.0/24", "10.9.255.128/25", "192.168.4.64/26", "172.16.4.0/24")
+    pool = nets(data.draw(st.sampled_from(pools)))
     claims = data.draw(claim_lists(most=6, largest=60))
     quota = data.draw(st.sampled_from((1, 2, 3, 5)))
     found = attempt(claims, pool=pool, block_quota=quota)
@@ -225,9 +245,7 @@ def test_growth_that_was_declared_changes_nothing(data):
     claims = data.draw(claim_lists(most=8, largest=3000))
     pool = nets("10.8.0.0/13")
     plan = allocate(claims, pool=pool, block_quota=LARGE)
-    grown = [
-        replace(c, needed=data.draw(st.integers(c.needed, max(c.needed, c.reserved))), cell=c.cell) for c in claims
-    ]
+    grown = [replace(c, needed=data.draw(st.integers(c.needed, oracle.want(c)))) for c in claims]
     for lock in (None, lock_of(plan)):
         later = allocate(grown, pool=pool, lock=lock, block_quota=LARGE)
         assert later.blocks == plan.blocks
@@ -235,7 +253,11 @@ def test_growth_that_was_declared_changes_nothing(data):
         assert not later.warnings
 
 
-@given(first=st.integers(0, 700), over=st.integers(1, 400), pool=st.sampled_from(("10.8.0.0/13", "192.168.0.0/16")))
+@given(
+    first=st.integers(0, 700),
+    over=st.integers(1, 400),
+    pool=st.sampled_from(("10.8.0.0/13", "192.168.0.0/16")),
+)
 @settings(FIXED, max_examples=100)
 def test_what_outgrows_its_locked_subnet_is_refused_with_the_exact_shortfall(first, over, pool):
     others = [claim("other", 40), claim("third", 90, zone=ZONES[1])]
@@ -287,7 +309,8 @@ def test_a_cell_with_a_locked_member_has_first_call_on_its_page():
 
 def test_no_room_says_how_much_is_missing():
     pool = nets("10.1.0.0/24")
-    [problem] = refusal([claim("a", 100), claim("b", 100), claim("c", 40, ways_out=("another zone",))], pool=pool)
+    last = claim("c", 40, ways_out=("another zone",))
+    [problem] = refusal([claim("a", 100), claim("b", 100), last], pool=pool)
     assert problem.path == "clusters.c"
     assert problem.given == f"c takes 64 addresses in {ZONES[0]}"
     assert problem.allowed == "0 left in the emptiest /16 of the pool (short by 64)"
@@ -308,10 +331,12 @@ def test_a_cell_beyond_a_page_names_all_that_must_share_it():
 def test_more_blocks_than_the_quota_are_refused():
     claims = [claim(f"g{i}", 60_000) for i in range(6)]
     [problem] = refusal(claims, pool=nets("10.8.0.0/13"))
-    assert (problem.path, problem.given, problem.allowed) == ("network.block_quota", "a plan of 6 VPC blocks", "5")
+    assert problem.path == "network.block_quota"
+    assert (problem.given, problem.allowed) == ("a plan of 6 VPC blocks", "5")
     assert "up to 50" in problem.fix
     assert len(allocate(claims, pool=nets("10.8.0.0/13"), block_quota=6).blocks) == 6
-    [problem] = refusal([claim(f"g{i}", 60_000) for i in range(51)], pool=nets("10.128.0.0/9"), block_quota=60)
+    claims = [claim(f"g{i}", 60_000) for i in range(51)]
+    [problem] = refusal(claims, pool=nets("10.128.0.0/9"), block_quota=60)
     assert (problem.given, problem.allowed) == ("a plan of 51 VPC blocks", "50")
 
 
@@ -363,8 +388,9 @@ def test_what_vanished_stays_retired_until_pruned():
     ],
 )
 def test_a_lock_that_contradicts_itself_is_refused(blocks, subnets, wrong):
-    locked = {f"l{i}": LockedSubnet(zone=ZONES[0], purpose="nodes", cidr=n) for i, n in enumerate(nets(*subnets))}
-    [problem] = refusal([], pool=nets("10.8.0.0/13"), lock=AddressLock(blocks=tuple(nets(*blocks)), subnets=locked))
+    locked = {n: LockedSubnet(zone=ZONES[0], purpose="nodes", cidr=IPv4Network(n)) for n in subnets}
+    lock = AddressLock(blocks=tuple(nets(*blocks)), subnets=locked)
+    [problem] = refusal([], pool=nets("10.8.0.0/13"), lock=lock)
     assert (problem.path, problem.given) == ("network (lock file)", wrong)
     assert "version control" in problem.fix
 
@@ -379,7 +405,9 @@ class Edits(RuleBasedStateMachine):
     counts = st.one_of(st.sampled_from([n for n in LIMITS if n <= 124]), st.integers(1, 100))
 
     @initialize(
-        pool=st.sampled_from([("10.1.0.0/24",), ("10.1.0.0/22",), ("10.1.0.0/24", "10.2.0.0/24"), ("10.8.0.0/13",)]),
+        pool=st.sampled_from(
+            [*[("10.1.0.0/24",), ("10.1.0.0/22",), ("10.1.0.0/24", "10.2.0.0/24")], ("10.8.0.0/13",)]
+        ),
         quota=st.sampled_from((2, 5, LARGE, LARGE)),
     )
     def begin(self, pool, quota):
@@ -417,14 +445,15 @@ class Edits(RuleBasedStateMachine):
         if wrong or any(p.path == "network.block_quota" for p in found.problems):
             return
         new_cells = {c.cell for c in asked if c.cell} - {c.cell for c in asked if c.name in self.lock.subnets}
-        pages = {oracle.page(oracle.span(n)) for n in self.pool}
-        if len(pages) == 1 or not new_cells:
+        if pages(self.pool) == 1 or not new_cells:
             assert not oracle.packs(asked, self.pool, self.lock), found
 
-    @rule(name=groups, zone=st.sampled_from(ZONES[:2]), needed=counts, growth=counts, cell=systems, joins=st.booleans())
-    def put_group(self, name, zone, needed, growth, cell, joins):
-        found = claim(name, needed, needed + growth, zone=zone, cell=cell if joins and cell in self.claims else None)
-        self.edit({**self.claims, name: found})
+    @rule(
+        name=groups, zone=st.sampled_from(ZONES[:2]), needed=counts, growth=counts, cell=st.none() | systems
+    )
+    def put_group(self, name, zone, needed, growth, cell):
+        cell = cell if cell in self.claims else None
+        self.edit({**self.claims, name: claim(name, needed, needed + growth, zone=zone, cell=cell)})
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
@@ -436,7 +465,8 @@ class Edits(RuleBasedStateMachine):
     @rule(data=st.data())
     def resize_within_growth(self, data):
         now = self.claims[data.draw(st.sampled_from(sorted(self.claims)))]
-        needed = data.draw(st.integers(0, min(oracle.want(now), oracle.usable(self.given[now.name].num_addresses))))
+        room = oracle.usable(self.given[now.name].num_addresses)
+        needed = data.draw(st.integers(0, min(oracle.want(now), room)))
         self.edit({**self.claims, now.name: replace(now, needed=needed)})
         assert self.claims[now.name].needed == needed
 
@@ -486,20 +516,25 @@ TestEdits.settings = settings(FIXED, max_examples=150, stateful_step_count=15)
 @st.composite
 def given_subnets(draw) -> list[GivenSubnet]:
     found = []
-    for i in range(draw(st.integers(0, 5))):
-        prefix = draw(st.integers(24, 28))
-        cidr = IPv4Network((int(IPv4Network("10.1.0.0/16")[0]) + 65536 * draw(st.integers(0, 1)) + 256 * i, prefix))
+    for i in range(draw(st.integers(0, 6))):
+        cidr = IPv4Network(f"10.{draw(st.integers(1, 2))}.{i}.0/{draw(st.integers(24, 28))}")
         found.append(
             GivenSubnet(
-                id=f"subnet-{i}", zone=draw(st.sampled_from(ZONES)), cidr=cidr,
+                id=f"subnet-{i}",
+                zone=draw(st.sampled_from(ZONES[:2])),
+                cidr=cidr,
                 free=draw(st.integers(0, oracle.usable(cidr.num_addresses))),
-                purposes=draw(st.sampled_from((("nodes",), ("storage",), ("nodes", "storage")))),
+                purposes=draw(st.sampled_from((("nodes",), *[("nodes", "storage")] * 3))),
             )
-        )  # fmt: skip
+        )
     return found
 
 
-@given(subnets=given_subnets(), claims=claim_lists(most=6, least=1, largest=60), data=st.data())
+@given(
+    subnets=given_subnets(),
+    claims=claim_lists(most=4, least=1, largest=60, zones=ZONES[:2], cells=(None, "a", "b")),
+    data=st.data(),
+)
 @settings(FIXED, max_examples=400)
 def test_verify_seats_within_what_is_free(subnets, claims, data):
     blocks = nets("10.1.0.0/16", "10.2.0.0/16")
@@ -507,10 +542,10 @@ def test_verify_seats_within_what_is_free(subnets, claims, data):
     try:
         plan, seats = verify(claims, blocks=blocks, subnets=subnets)
     except PlanError as error:
-        assert error.problems
         for problem in error.problems:
             subject = next(c for c in claims if c.path == problem.path)
-            assert problem.given == f"{subject.name} needs {oracle.want(subject)} free addresses in {subject.zone}"
+            needs = f"{subject.name} needs {oracle.want(subject)} free addresses in {subject.zone}"
+            assert problem.given == needs
             short = int(problem.allowed.split("(short by ")[1].split(")")[0])
             left = int(problem.allowed.split(" has ")[1].split(" left")[0])
             assert 1 <= short == oracle.want(subject) - left
@@ -526,12 +561,13 @@ def test_verify_seats_within_what_is_free(subnets, claims, data):
     for s in subnets:
         assert sum(oracle.want(c) for c in claims if seats[c.name] == s.id) <= s.free
     for cell in ("a", "b"):
-        assert len({oracle.page(oracle.span(by_id[seats[c.name]].cidr)) for c in claims if c.cell == cell}) <= 1
+        homes = {by_id[seats[c.name]].cidr for c in claims if c.cell == cell}
+        assert pages(list(homes)) <= 1
     shuffled = [data.draw(st.permutations(x)) for x in (claims, subnets)]
     assert verify(shuffled[0], blocks=blocks, subnets=shuffled[1]) == (plan, seats)
 
 
-@given(subnets=given_subnets(), claims=claim_lists(most=1, least=1, largest=260))
+@given(subnets=given_subnets(), claims=claim_lists(most=1, least=1, largest=260, zones=ZONES[:2]))
 @settings(FIXED, max_examples=150)
 def test_verify_refuses_a_lone_claim_only_by_its_shortfall(subnets, claims):
     [one] = claims
@@ -553,10 +589,10 @@ PLACES = st.sampled_from([
 ])  # fmt: skip
 
 
-@given(primary=PLACES, secondary=st.one_of(PLACES, st.just("198.19.0.0")), prefixes=st.tuples(*[st.integers(24, 28)] * 2))
+@given(primary=PLACES, secondary=PLACES | st.just("198.19.0.0"), prefix=st.integers(24, 28))
 @settings(FIXED, max_examples=250)
-def test_secondary_blocks_follow_the_table_of_aws(primary, secondary, prefixes):
-    first, second = (IPv4Network(f"{n}/{p}") for n, p in zip((primary, secondary), prefixes, strict=True))
+def test_secondary_blocks_follow_the_table_of_aws(primary, secondary, prefix):
+    first, second = IPv4Network(f"{primary}/{prefix}"), IPv4Network(f"{secondary}/24")
     assert accepts_secondary(first, second) == oracle.may_join([oracle.span(first)], oracle.span(second))
 
 
@@ -613,9 +649,11 @@ def test_pages_that_must_not_be_given_are_skipped():
 
 @pytest.mark.parametrize("block", ["10.0.4.0/26", "172.31.4.0/26"])
 def test_a_locked_block_is_filled_even_where_no_second_one_could_be(block):
-    locked = LockedSubnet(zone=ZONES[0], purpose="nodes", cidr=next(IPv4Network(block).subnets(new_prefix=27)))
+    half = next(IPv4Network(block).subnets())
+    locked = LockedSubnet(zone=ZONES[0], purpose="nodes", cidr=half)
     lock = AddressLock(blocks=tuple(nets(block)), subnets={"old": locked})
-    claims, pool = [claim("old", 9), claim("new", 27)], nets("10.0.0.0/8" if block.startswith("10.") else "172.16.0.0/12")
+    claims = [claim("old", 9), claim("new", 27)]
+    pool = nets("10.0.0.0/8" if block.startswith("10.") else "172.16.0.0/12")
     plan = allocate(claims, pool=pool, lock=lock)
     assert plan.blocks == lock.blocks
     assert oracle.faults(plan, claims, pool=pool, lock=lock) == []
@@ -634,5 +672,5 @@ def test_a_pool_that_changed_gives_only_what_may_join_the_primary_block():
 def test_the_shared_range_is_never_primary_beside_a_private_one(pool):
     claims = [claim("small", 30_000), claim("large", 60_000)]
     plan = allocate(claims, pool=nets(*pool))
-    assert [str(b) for b in plan.blocks] in (["10.8.0.0/16", "100.64.0.0/17"], ["10.8.0.0/17", "100.64.0.0/16"])
+    assert [str(b)[:3] for b in plan.blocks] == ["10.", "100"]
     assert oracle.faults(plan, claims, pool=nets(*pool)) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network
+from itertools import pairwise
 
 from .cidr import (
     DEFAULT_BLOCK_QUOTA,
@@ -143,7 +144,7 @@ def check_pool(pool: Sequence[IPv4Network], *, path: str) -> list[Problem]:
         elif net.subnet_of(DOCKER_BRIDGE):
             refuse(net, "anything but 172.17.0.0/16", "SageMaker's container bridge owns that range: choose another")
         elif closed := next((n for n in NEVER_SECONDARY if net.subnet_of(n)), None):
-            refuse(net, f"anything but {closed}", "AWS adds no second block from that range: choose another, to grow")
+            refuse(net, f"anything but {closed}", "AWS adds no second block from there: choose another, to grow")
         if any(net.overlaps(other) for other in pool[:i]):
             refuse(net, "networks that do not overlap", "drop one of the two")
     families = {f for f in map(family, pool) if f not in (None, SHARED)}
@@ -156,7 +157,7 @@ def check_pool(pool: Sequence[IPv4Network], *, path: str) -> list[Problem]:
 def _check_lock(lock: AddressLock, *, path: str) -> list[Problem]:
     nets = sorted(s.cidr for s in lock.subnets.values())
     rows = (nets, sorted(lock.blocks))
-    clash = [f"{a} and {b}" for row in rows for a, b in zip(row, row[1:], strict=False) if a.overlaps(b)]
+    clash = [f"{a} and {b}" for row in rows for a, b in pairwise(row) if a.overlaps(b)]
     stray = [str(n) for n in nets if not any(n.subnet_of(b) for b in lock.blocks)]
     wrong = [*(f"{c} overlap" for c in clash), *(f"{s} lies in no locked block" for s in stray)]
     fix = "restore the lock file from version control: it must say what is deployed"

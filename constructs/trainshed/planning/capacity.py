@@ -58,6 +58,9 @@ def warnings_of(region: RegionPlan) -> Iterator[str]:
         if len(cluster.groups) > SAFE_GROUP_COUNT:
             yield f"{cluster.name} has {len(cluster.groups)} groups: AWS's pages promise {SAFE_GROUP_COUNT}, its API 100"
         lustre = next((f for f in region.lustre if f.name == cluster.lustre), None)
+        away = [g.name for g in cluster.groups if lustre and g.zone != lustre.zone]
+        if lustre and away:
+            yield f"{', '.join(away)} mount {lustre.name} from {lustre.zone}: traffic between zones costs"
         for group in cluster.groups:
             kind = INSTANCE_TYPES.get(group.instance_type)
             if kind is None:
@@ -72,8 +75,6 @@ def warnings_of(region: RegionPlan) -> Iterator[str]:
                 )
             if lustre and lustre.efa and kind.efa_interfaces and not kind.efa_lustre_client:
                 yield f"{group.name}: {group.instance_type} cannot use {lustre.name} over EFA and will mount it over TCP"
-            if lustre and lustre.zone != group.zone:
-                yield f"{group.name} in {group.zone} mounts {lustre.name} in {lustre.zone}: traffic between zones costs"
             if (group.capacity, group.role) == ("spot", "worker") and not cluster.node_recovery:
                 yield f"{group.name}: Spot nodes leave at any time, and node recovery is off"
     if interfaces > DEFAULT_INTERFACE_QUOTA:

@@ -9,7 +9,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import boto3  # pyright: ignore[reportMissingTypeStubs]
 
@@ -55,13 +55,16 @@ def root_squash(
     status, reason = "SUCCESS", ""
     try:
         if event["RequestType"] != "Delete":
-            fsx: Fsx = client or boto3.client("fsx")  # pyright: ignore[reportUnknownMemberType]
-            apply_root_squash(fsx, props, clock)
+            apply_root_squash(client or _client(), props, clock)
     # Whatever it is, CloudFormation must hear of it, or it waits for an hour.
     except Exception as error:
         status, reason = "FAILED", f"{type(error).__name__}: {error}"
     physical_id: str = event.get("PhysicalResourceId") or f"{props.get('FileSystemId')}/root-squash"
     (send or respond)(event, status, reason, physical_id)
+
+
+def _client() -> Fsx:
+    return cast("Fsx", boto3.client("fsx"))  # pyright: ignore[reportUnknownMemberType]
 
 
 def apply_root_squash(fsx: Fsx, props: Mapping[str, Any], clock: Clock) -> None:
@@ -100,7 +103,8 @@ def _latest(system: dict[str, Any]) -> dict[str, Any]:
     """The newest update of root squash; FSx promises no order."""
     actions: list[dict[str, Any]] = system.get("AdministrativeActions", [])
     ours = [action for action in actions if _is_ours(action)]
-    return max(ours, key=lambda action: str(action["RequestTime"]), default={})
+    none: dict[str, Any] = {}
+    return max(ours, key=lambda action: str(action["RequestTime"]), default=none)
 
 
 def _is_ours(action: dict[str, Any]) -> bool:

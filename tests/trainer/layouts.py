@@ -1,0 +1,122 @@
+"""What the parity tests run inside each process: one layout's gradients, whole, beside one process's."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from unittest.mock import patch
+
+import torch
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+
+from tests.trainer.factory import pack, sample, tiny
+from trainer import parallel
+from trainer.losses import combine, counts_of
+from trainer.mesh import ParallelConfig, build_mesh
+
+# Ragged on purpose: unequal tokens per rank, two pictures, none, no action, no boxes.
+SAMPLES = [
+    dict(seed=1),
+    dict(seed=2, images=2, text=7),
+    dict(seed=3, images=0, action=False, boxes=0),
+    dict(seed=4, text=20),
+    dict(seed=5, text=9, boxes=5),
+    dict(seed=6, action=False),
+    dict(seed=7, images=2, text=16),
+    dict(seed=8, text=5, boxes=0),
+]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def plain(name: str) -> str:
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
+def gradients(model, batches: list, mesh=None) -> tuple[dict[str, torch.Tensor], float]:
+    """Gradients of the global mean loss over `batches` (micro-steps) of all data ranks, by name; and that loss."""
+    totals = [counts_of(batch) for batch in batches]
+    counts = {task: sum(total[task] for total in totals) for task in totals[0]}
+    for count in counts.values():
+        if mesh is not None:
+            mesh.sum_over_data(count)
+    value = torch.zeros(())
+    for index, batch in enumerate(batches):
+        parallel.sync_gradients(model, last=index == len(batches) - 1)
+        loss = combine(model(batch).losses, counts, model.config.loss_weights, mesh.data_size if mesh else 1)
+        loss.backward()
+        value += loss.detach() / (mesh.data_size if mesh else 1)
+    if mesh is not None:
+        mesh.sum_over_data(value)
+    return {plain(name): whole(p.grad).float() for name, p in model.named_parameters()}, float(value)
+
+
+def reference(options: dict) -> tuple[dict[str, torch.Tensor], float, float]:
+    model = tiny(**options)
+    grads, loss = gradients(model, [pack([sample(**s) for s in SAMPLES])])
+    return grads, loss, float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+
+
+def compare(layouts: dict[str, dict]) -> dict[str, dict]:
+    """For each layout (ParallelConfig fields; `micro`: accumulation; `break`: cures to leave out; `model`): largest
+    difference of any gradient element from one process's, the worst parameter, loss and norm differences.
+    """
+    return {name: _compare(dict(layout)) for name, layout in layouts.items()}
+
+
+def _compare(layout: dict) -> dict:
+    torch._dynamo.reset()
+    micro, broken, options = layout.pop("micro", 1), layout.pop("break", ()), layout.pop("model", {})
+    expected, loss, norm = reference(options)
+    config = ParallelConfig(**layout)
+    mesh = build_mesh(config, dist.get_world_size())
+    with ExitStack() as stack:
+        for name in broken:
+            stack.enter_context(CURES[name]())
+        model = parallel.parallelize(tiny(**options), config, mesh)
+    share = len(SAMPLES) // mesh.data_size
+    mine = [sample(**s) for s in SAMPLES[mesh.data_rank * share : (mesh.data_rank + 1) * share]]
+    batches = [pack(mine[i * share // micro : (i + 1) * share // micro], pad=3) for i in range(micro)]
+    try:
+        actual, value = gradients(model, batches, mesh)
+    except (AssertionError, RuntimeError) as error:
+        if not broken:
+            raise
+        return {"raised": f"{type(error).__name__}: {error}"[:300]}
+    errors = {name: float((actual[name] - grad).abs().max()) for name, grad in expected.items()}
+    worst = max(errors, key=errors.get)
+    zero = [name for name in expected if not actual[name].any() and expected[name].any()]
+    measured = float(parallel.clip_grad_norm_(model.parameters(), norm / 2))
+    after = float(parallel.gradient_norm(model.parameters()))
+    assert set(actual) == set(expected)
+    return {
+        "error": errors[worst], "worst": worst, "zero": zero, "loss": abs(value - loss) / loss,
+        "norm": abs(measured - norm) / norm, "clipped": abs(after - norm / 2) / norm,
+    }  # fmt: skip
+
+
+def _without_norm_plan():
+    plan = parallel.block_plan
+    cut = {"self_attn.q_norm", "self_attn.k_norm"}
+    return patch.object(parallel, "block_plan", lambda: {k: v for k, v in plan().items() if k not in cut})
+
+
+def _checkpoint_inside_compile():
+    def reverse(model, *, selective):
+        for block in model.core.model.language_model.layers:
+            block.forward = block.forward._torchdynamo_orig_callable
+        real(model, selective=selective)
+        for block in model.core.model.language_model.layers:
+            block.forward = torch.compile(block.forward, fullgraph=True)
+
+    real = parallel._checkpoint
+    return patch.object(parallel, "_checkpoint", reverse)
+
+
+CURES = {
+    "clone": lambda: patch.object(parallel, "_own_embedding_output", lambda model: None),
+    "norms": _without_norm_plan,
+    "order": _checkpoint_inside_compile,
+}

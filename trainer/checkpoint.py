@@ -1,0 +1,284 @@
+"""Checkpoints: torch.distributed.checkpoint in a thread beside the training, with its own process group.
+
+`save` copies ("stages") in the background; `before_optimizer_step` waits until the copy is whole, for a
+weight that changes while it is copied is torn without an error. A checkpoint exists once it is published
+(publish.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from pydantic import BaseModel, ConfigDict, Field
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.stateful import Stateful
+
+from trainer.errors import TrainerError
+from trainer.folders import Folder, open_folder
+from trainer.publish import (
+    METADATA,
+    File,
+    Marker,
+    NotWholeError,
+    Skipped,
+    check_content,
+    name_of,
+    newest_whole,
+    publish,
+    record_digests,
+)
+from trainer.retention import remove, retain
+from trainer.state import cause, load
+from trainer.tracking import emit
+
+
+class CheckpointConfig(BaseModel):
+    """Where checkpoints go, how often, how many stay."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: str  # a directory or s3://bucket/prefix; one folder per run
+    every: int = Field(100, ge=1)  # steps
+    keep: int = Field(3, ge=1)  # newest ones that stay
+    keep_every: int | None = Field(None, ge=1)  # steps; these stay for ever
+    mode: Literal["async", "sync"] = "async"
+    failures_allowed: int = Field(3, ge=0)  # saves that may fail one after the other
+    verify: Literal["content", "sizes"] = "content"  # of a checkpoint before it is loaded
+    writer_threads: int = Field(1, ge=1)  # per rank
+    timeout_s: float = Field(1800, gt=0)  # of one collective between the writers
+    initial: str | None = (
+        None  # a checkpoint's URL (…/step-00000020): weights to start from when folder is empty
+    )
+
+
+class CheckpointsFailingError(RuntimeError):
+    """More saves failed in a row than the recipe allows."""
+
+
+class Checkpointer:
+    """Saves, publishes, retains, finds and loads the checkpoints of one run. Every method is collective.
+
+    `run` is written into each marker; checkpoints of another run in the folder are skipped as foreign.
+    """
+
+    def __init__(self, config: CheckpointConfig, *, run: str) -> None:
+        self.config = config
+        self.run = run
+        self.folder: Folder = open_folder(config.folder)
+        self.durable_step: int | None = None  # newest published or loaded
+        distributed = dist.is_initialized()
+        self.rank = dist.get_rank() if distributed else 0
+        self.world = dist.get_world_size() if distributed else 1
+        # Its own group: the writers' collectives must not interleave with those of the training.
+        timeout = timedelta(seconds=config.timeout_s)
+        self._group = dist.new_group(backend="gloo", timeout=timeout) if distributed else None
+        device = torch.accelerator.is_available()
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=device,
+                use_shared_memory=False,
+                use_async_staging=True,
+                use_non_blocking_copy=device,
+            )
+        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._staging: Future[Any] | None = None
+        self._pending: Future[str | None] | None = None
+        self._failures = 0
+        self._stall_s = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether the recipe asks for a checkpoint after this step."""
+        return step % self.config.every == 0
+
+    def save(self, step: int, state: dict[str, Stateful | Any], *, urgent: bool = False) -> None:
+        """Begin to save; `urgent`: return when it is published. Waits for the save before.
+
+        Raises CheckpointsFailingError, on all ranks at the same step, when too many have failed in a row.
+        """
+        started = time.monotonic()
+        self._finish_pending()
+        if step == self.durable_step:
+            return
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # the staging stream does not wait for the optimizer's kernels
+        plain = {
+            key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()
+        }
+        waits = urgent or self.config.mode == "sync"
+        staged = plain if waits else self._stager.stage(plain)
+        self._staging = staged if isinstance(staged, Future) else None
+        self._stall_s = time.monotonic() - started
+        self._pending = self._thread.submit(self._write, step, staged, started)
+        if waits:
+            self._finish_pending()
+
+    def before_optimizer_step(self) -> None:
+        """Wait until the copy is whole. Call before anything changes the weights."""
+        if self._staging is not None:
+            started = time.monotonic()
+            self._staging.exception()  # a failed copy is reported by the writer that needs it
+            self._staging = None
+            self._stall_s += time.monotonic() - started
+
+    def close(self) -> None:
+        """Wait for the last save and end the threads."""
+        try:
+            self._finish_pending()
+        finally:
+            self._thread.shutdown(wait=True)
+            self._stager.close()
+
+    def latest(self) -> tuple[Marker | None, list[Skipped]]:
+        """The newest whole checkpoint, agreed by all ranks, each of which verifies its share of the files."""
+        if self.rank == 0:
+            found: list[Any] = [self._all_agree(self._search)]
+        else:
+            self._help_verify()
+            found = [None]
+        if self._group is not None:
+            dist.broadcast_object_list(found, src=0, group=self._group)
+        if isinstance(found[0], str):
+            raise TrainerError("checkpoint.folder", self.config.folder, "a folder that can be read", found[0])
+        return found[0]
+
+    def load(self, step: int, state: dict[str, Stateful | Any]) -> None:
+        """Load in place; `rng.N` is dropped from `state` where the checkpoint had fewer ranks."""
+        load(self.folder, name_of(step), state, group=self._group)
+        self.durable_step = step
+
+    def _write(self, step: int, staged: Any, started: float) -> str | None:  # noqa: ANN401
+        """In the thread: write, publish, retain. Returns the error, the same on all ranks."""
+        files: dict[str, File] = {}
+        try:
+            content = staged.result() if isinstance(staged, Future) else staged
+            writer = self.folder.writer(name_of(step), self.config.writer_threads)
+            files = record_digests(writer)
+            _clear_before_writing(writer, self.folder, name_of(step))
+            dcp.save(content, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+            error = None
+        except (Exception, CheckpointException) as failure:
+            error = cause(failure)
+        try:
+            errors, written = zip(*self._gather((error, files)), strict=True)
+            error = next((entry for entry in errors if entry), None)
+            if self.rank == 0:
+                error = error or self._publish(
+                    step, {k: v for part in written for k, v in part.items()}, started
+                )
+                if error:
+                    self._report_failure(step, error)
+            outcome = [error]
+            if self._group is not None:
+                dist.broadcast_object_list(outcome, src=0, group=self._group)
+            error = outcome[0]
+        except Exception as failure:  # a peer died: torchrun is about to restart this rank too
+            error = cause(failure)
+        if error is None:
+            self.durable_step = step
+        return error
+
+    def _publish(self, step: int, files: dict[str, File], started: float) -> str | None:
+        """On rank 0."""
+        data = {name: entry for name, entry in files.items() if not name.startswith(METADATA)}
+        try:
+            publish(self.folder, step, run=self.run, world=self.world, files=data)
+        except Exception as failure:
+            return cause(failure)
+        size = sum(entry.bytes for entry in data.values())
+        total = time.monotonic() - started
+        url = f"{self.folder.url}/{name_of(step)}"
+        emit("checkpoint", step=step, bytes=size, stall_s=self._stall_s, durable_s=total, url=url)
+        try:
+            retain(self.folder, step, keep=self.config.keep, keep_every=self.config.keep_every)
+        except Exception as failure:
+            emit("retention", step=step, error=cause(failure))
+        return None
+
+    def _report_failure(self, step: int, error: str) -> None:
+        """On rank 0: one line, and the disk is freed of what was written."""
+        emit(
+            "checkpoint_failed",
+            step=step,
+            in_a_row=self._failures + 1,
+            allowed=self.config.failures_allowed,
+            error=error,
+        )
+        try:
+            remove(self.folder, name_of(step))
+        except Exception as failure:  # the folder that failed the save may well fail this too
+            emit("retention", step=step, error=cause(failure))
+
+    def _finish_pending(self) -> None:
+        if self._pending is None:
+            return
+        error = self._pending.result()
+        self._pending = None
+        self._failures = 0 if error is None else self._failures + 1
+        if self._failures > self.config.failures_allowed:
+            raise CheckpointsFailingError(f"{self._failures} checkpoints in a row failed, the last: {error}")
+
+    def _gather(self, value: Any) -> list[Any]:  # noqa: ANN401
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _search(self) -> tuple[Marker | None, list[Skipped]]:
+        return newest_whole(self.folder, run=self.run, content=self._verify)
+
+    def _all_agree(self, search: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """On rank 0: search, then release the helpers; an error becomes its text."""
+        try:
+            return search()
+        except Exception as failure:
+            return cause(failure)
+        finally:
+            self._candidate(None)
+
+    def _candidate(self, marker: Marker | None) -> Marker | None:
+        box = [marker]
+        if self._group is not None:
+            dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def _verify(self, folder: Folder, marker: Marker) -> None:
+        if self.config.verify == "sizes":
+            return
+        self._candidate(marker)
+        reasons = self._gather(self._share(folder, marker))
+        if reason := next((entry for entry in reasons if entry), None):
+            raise NotWholeError(reason)
+
+    def _help_verify(self) -> None:
+        while marker := self._candidate(None):
+            self._gather(self._share(self.folder, marker))
+
+    def _share(self, folder: Folder, marker: Marker) -> str | None:
+        """What is wrong with this rank's share of the files."""
+        try:
+            check_content(folder, marker, part=self.rank, parts=self.world)
+        except (NotWholeError, OSError) as failure:
+            return str(failure)
+        return None
+
+
+def _clear_before_writing(writer: Any, folder: Folder, name: str) -> None:  # noqa: ANN401
+    """Delete what an earlier, cut save left under this name: on the coordinator, before any rank writes."""
+    plan = writer.prepare_global_plan
+
+    def prepare_global_plan(plans: list[Any]) -> list[Any]:
+        remove(folder, name)
+        writer.fs.mkdir(writer.path)  # `remove` takes the empty directory away
+        return plan(plans)
+
+    writer.prepare_global_plan = prepare_global_plan

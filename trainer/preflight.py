@@ -1,0 +1,141 @@
+"""Before the first step: does every rank reach every other, is each node fit? One line per check and node.
+
+A failed check that would fail the run for certain stops it with one line (exit 2); the rest is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trainer.errors import TrainerError
+from trainer.tracking import emit
+
+CLOCK_LIMIT_S = 5.0  # S3 refuses signatures at 15 minutes; logs of nodes are unreadable long before
+DISK_LIMIT_BYTES = 1 << 30  # less free than this is told
+VOLATILE = ("tmpfs", "overlay")  # file systems that a cache should not lie on by accident
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node says about itself. Sizes in bytes, `clock` in seconds since 1970."""
+
+    host: str
+    torch: str
+    python: str
+    devices: int
+    clock: float
+    cache: str
+    cache_type: str
+    cache_free: int
+    shm_free: int
+
+
+def describe(cache: str) -> Node:
+    """This node; `cache` is where shards are kept."""
+    place = _existing(Path(cache))
+    return Node(
+        host=socket.gethostname(),
+        torch=torch.__version__,
+        python=platform.python_version(),
+        devices=torch.cuda.device_count(),
+        clock=time.time(),
+        cache=str(cache),
+        cache_type=file_system(place),
+        cache_free=shutil.disk_usage(place).free,
+        shm_free=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,  # noqa: S108
+    )
+
+
+def file_system(path: Path) -> str:
+    """Type of the file system that a path lies on, as /proc/mounts names it; `?` elsewhere than Linux."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return "?"
+    entries = [entry.split()[1:3] for entry in mounts.read_text().splitlines()]
+    resolved = path.resolve()
+    under = [(point, kind) for point, kind in entries if resolved.is_relative_to(point)]
+    return max(under, key=lambda entry: len(entry[0]), default=("", "?"))[1]
+
+
+def compare(nodes: list[Node], ranks_per_node: int) -> list[tuple[str, bool]]:
+    """Findings over all nodes: a text, and whether it must stop the run."""
+    found: list[tuple[str, bool]] = []
+    for what in ("torch", "python"):
+        versions = {getattr(node, what): node.host for node in nodes}
+        if len(versions) > 1:
+            found.append((f"{what} differs between nodes: {versions}", True))
+    spread = max(node.clock for node in nodes) - min(node.clock for node in nodes)
+    if spread > CLOCK_LIMIT_S:
+        found.append((f"clocks differ by {spread:.0f} s: check chrony on the nodes", False))
+    for node in nodes:
+        if node.devices and node.devices < ranks_per_node:
+            found.append((f"{node.host} has {node.devices} devices for {ranks_per_node} ranks", True))
+        if node.cache_free < DISK_LIMIT_BYTES:
+            found.append((f"{node.host} has {node.cache_free >> 20} MiB free at {node.cache}", False))
+        if node.devices and node.cache_type in VOLATILE:
+            found.append((f"{node.host}: cache {node.cache} lies on {node.cache_type}, not on NVMe", False))
+    return found
+
+
+def check_all_reduce(device: torch.device, megabytes: int = 4) -> float:
+    """Sum ranks over all ranks and compare; returns GB/s of a ring all-reduce of `megabytes`. Collective."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    data = torch.full((megabytes << 18,), float(rank + 1), device=device)
+    small = data[:1].clone()
+    dist.all_reduce(small)  # connects
+    if small.item() != world * (world + 1) / 2:
+        raise TrainerError(
+            "preflight",
+            f"all-reduce of {world} ranks gave {small.item()}",
+            f"{world * (world + 1) / 2}",
+            "replace the node: run preflight on halves of the nodes to find it",
+        )
+    started = time.perf_counter()
+    dist.all_reduce(data)
+    float(data[0])  # wait for the device
+    return 2 * (world - 1) / world * data.nbytes / (time.perf_counter() - started) / 1e9
+
+
+def preflight(device: torch.device, cache: str) -> None:
+    """All checks; lines from rank 0. Collective."""
+    dist.barrier()  # clocks are read at one moment
+    mine = describe(cache) if int(os.environ.get("LOCAL_RANK", "0")) == 0 else None
+    rows: list[Node | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, mine)
+    nodes = [node for node in rows if node is not None]
+    speed = check_all_reduce(device)
+    findings = compare(nodes, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if dist.get_rank() == 0:
+        for node in nodes:
+            emit(
+                "preflight",
+                node=node.host,
+                torch=node.torch,
+                python=node.python,
+                devices=node.devices,
+                cache=node.cache_type,
+                cache_free_gib=node.cache_free >> 30,
+                shm_free_gib=node.shm_free >> 30,
+            )
+        emit("preflight", all_reduce="ok", ranks=dist.get_world_size(), gb_per_s=round(speed, 2))
+        for text, _ in findings:
+            emit("preflight_warning", text=text)
+    if fatal := [text for text, stops in findings if stops]:
+        raise TrainerError(
+            "preflight", fatal[0], "nodes that agree", "replace or repair the node, then start again"
+        )
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

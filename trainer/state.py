@@ -1,0 +1,133 @@
+"""What a checkpoint holds, and how it is read back: model, optimizer and random generators.
+
+Keys: `model.FQN`, `optimizer.…`, `progress` (JSON: step, loader, recipe) and `rng.RANK`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.stateful import Stateful
+
+from trainer.errors import TrainerError
+from trainer.folders import Folder, open_folder
+from trainer.publish import step_of
+
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+@dataclass
+class ModelState(Stateful):
+    """A model's parameters and buffers under names without wrappers, whatever the mesh."""
+
+    model: nn.Module
+
+    def state_dict(self) -> dict[str, Any]:
+        """FQN → tensor or DTensor."""
+        return get_model_state_dict(self.model, options=_OPTIONS)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Strict: every name of the model."""
+        set_model_state_dict(self.model, state_dict, options=_OPTIONS)
+
+
+@dataclass
+class OptimizerState(Stateful):
+    """An optimizer's state by parameter name, so that it fits another mesh."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """`state.FQN.exp_avg`, `param_groups.FQN.lr` → value."""
+        return get_optimizer_state_dict(self.model, self.optimizer, options=_OPTIONS)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Moments and hyperparameters."""
+        set_optimizer_state_dict(self.model, self.optimizer, state_dict, options=_OPTIONS)
+
+
+def rng_state() -> str:
+    """State of Python's, NumPy's and torch's generators of this rank, as JSON."""
+    numpy: Any = np.random.get_state(legacy=False)  # the global one is what libraries use
+    keys = numpy["state"]
+    numpy = {**numpy, "state": {"key": keys["key"].tolist(), "pos": keys["pos"]}}
+    state = {
+        "python": random.getstate(),
+        "numpy": numpy,
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = _hex(torch.cuda.get_rng_state())
+    return json.dumps(state)
+
+
+def set_rng_state(text: str) -> None:
+    """Undo of `rng_state`."""
+    state = json.loads(text)
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    numpy = state["numpy"]
+    numpy["state"]["key"] = np.array(numpy["state"]["key"], dtype=np.uint32)
+    np.random.set_state(numpy)
+    torch.set_rng_state(_bytes_tensor(state["torch"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_bytes_tensor(state["cuda"]))
+
+
+def _hex(state: torch.Tensor) -> str:
+    return state.numpy().tobytes().hex()
+
+
+def _bytes_tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+def load(folder: Folder, name: str, state: dict[str, Any], *, group: dist.ProcessGroup | None = None) -> None:
+    """Load the keys of `state` in place from one checkpoint."""
+    reader = folder.reader(name)
+    present = {key.split(".", 1)[0] if not key.startswith("rng.") else key for key in _keys(reader)}
+    for key in [key for key in state if key.startswith("rng.") and key not in present]:
+        del state[key]
+    try:
+        dcp.load(state, storage_reader=reader, process_group=group, no_dist=group is None)
+    except (Exception, CheckpointException) as failure:
+        url = f"{folder.url}/{name}"
+        raise TrainerError("checkpoint", url, "one that fits the recipe's model", cause(failure)) from failure
+
+
+def load_model(url: str, model: nn.Module) -> None:
+    """Weights alone, from `FOLDER/step-00000020`, onto whatever mesh the model lies on."""
+    root, _, name = url.rstrip("/").rpartition("/")
+    if step_of(name) is None:
+        raise TrainerError("checkpoint", url, "FOLDER/step-NNNNNNNN", "name one checkpoint of the folder")
+    group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+    load(open_folder(root), name, {"model": ModelState(model)}, group=group)
+
+
+def _keys(reader: Any) -> list[str]:  # noqa: ANN401
+    return list(reader.read_metadata().state_dict_metadata)
+
+
+def cause(failure: BaseException) -> str:
+    """One line: the rank and its error, without DCP's tracebacks."""
+    if isinstance(failure, CheckpointException):
+        rank, (inner, _) = next(iter(failure.failures.items()))
+        return f"rank {rank}: {cause(inner)}"
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
