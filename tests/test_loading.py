@@ -706,3 +706,24 @@ def test_a_lock_that_cannot_be_written_leaves_nothing_behind(lock, tmp_path):
         with pytest.raises(PlanError, match="a file that can be written"):
             write_lock(place, locks)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_flag_wins_over_what_the_file_sets_for_one_region(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(
+        "name: fleet\n"
+        "regions:\n"
+        "  us-east-2: {zones: [use2-az1]}\n"
+        "  us-west-2: {zones: [usw2-az3], set: {clusters.train.groups.p5.count: 4}}\n"
+        "clusters:\n"
+        "  train:\n"
+        "    groups:\n"
+        "      controller: {role: controller, type: ml.m5.xlarge, count: 1}\n"
+        "      p5: {type: ml.p5.48xlarge, count: 2, grow_to: 16, partition: p5}\n"
+    )
+    counts = {
+        region.region: region.clusters[0].groups[1].count
+        for region in load(path, overrides=["clusters.train.groups.p5.count=9"]).plan.regions
+    }
+    assert counts == {"us-east-2": 9, "us-west-2": 9}
+    assert [r.clusters[0].groups[1].count for r in load(path).plan.regions] == [2, 4]

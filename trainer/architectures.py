@@ -13,7 +13,7 @@ _VISION_TINY = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_heads": 2,
-    "patch_size": 8,
+    "patch_size": 16,
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
     "num_position_embeddings": 64,

@@ -1,4 +1,4 @@
-"""A recipe: everything that decides a run, read from YAML, changed by dotted paths, checked before anything starts.
+"""A recipe: all that decides a run, read from YAML, changed by dotted paths, checked before anything starts.
 
 Every fault is told at once, one line each: where, what was given, what is allowed, how to mend it.
 """
@@ -16,11 +16,11 @@ from pydantic_core import ErrorDetails
 
 from trainer.checkpoint import CheckpointConfig
 from trainer.errors import TrainerError
-from trainer.loader import DataConfig
 from trainer.mesh import ParallelConfig, sizes
 from trainer.model import ModelConfig
 from trainer.optimizer import OptimizerConfig, ScheduleConfig
 from trainer.resilience import ResilienceConfig
+from trainer.source import DataConfig
 from trainer.tracking import TrackingConfig
 
 
@@ -33,7 +33,7 @@ class ConfigError(TrainerError):
 
 
 class Recipe(BaseModel):
-    """One run. `global_batch`: samples per optimizer step over all ranks; `micro_batch`: per rank and forward."""
+    """One run. `global_batch`: samples per optimizer step, all ranks; `micro_batch`: per rank and forward."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -63,10 +63,10 @@ class Shards:
     """The samples of one stream by number.
 
     `read(indices)` gives dicts of decoded columns in the order asked. A store that is a directory is read in
-    place unless its shards are compressed; otherwise `cache` is needed.
+    place unless its shards are compressed; otherwise `cache` makes the cache (called only then).
     """
 
-    def __init__(self, url: str, *, cache: Cache | None = None) -> None:
+    def __init__(self, url: str, *, cache: Callable[[], Cache] | None = None) -> None:
         self.url = url.rstrip("/")
         self.store = open_store(self.url)
         self.shards = self._index()
@@ -75,14 +75,16 @@ class Shards:
         self._begins = self._ends - self.sizes
         self.columns = {name: encoding for name, encoding, _ in self.shards[0].columns}
         self._decode = {columns: _sample_decoder(columns) for columns in {s.columns for s in self.shards}}
-        self._cache = cache
+        self._cache: Cache | None = None
         self._stream = hashlib.sha256(self.url.encode()).hexdigest()[:12]
         self._open: dict[int, tuple[IO[bytes], mmap.mmap, np.ndarray]] = {}
         self._checked: dict[int, tuple[int, int, int]] = {}
-        if not self._in_place:
+        if not isinstance(self.store, DirectoryStore) or any(shard.zip_name for shard in self.shards):
             if cache is None:
                 raise TrainerError("data.cache", "none", f"a cache for {self.url}", "set data.cache.directory")
-            cache.expect(self.url, int(sum(s.size for s in self.shards)), max(s.size + s.zip_size for s in self.shards))
+            self._cache = cache()
+            total, largest = sum(s.size for s in self.shards), max(s.size + s.zip_size for s in self.shards)
+            self._cache.expect(self.url, total, largest)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -118,13 +120,9 @@ class Shards:
             file.close()
 
     @property
-    def _in_place(self) -> bool:
-        return isinstance(self.store, DirectoryStore) and all(shard.zip_name is None for shard in self.shards)
-
-    @property
     def _keep(self) -> bool:
         """Whether files may stay mapped: in place nothing is evicted, nor from a cache that holds everything."""
-        return self._cache is None or self._in_place or self._cache.roomy
+        return self._cache is None or self._cache.roomy
 
     def _index(self) -> list[Shard]:
         where = f"{self.url}/index.json"
@@ -155,7 +153,7 @@ class Shards:
             data = self._map(number, shard, file, fresh)
         except BadShard:
             file.close()
-            if self._cache is None or self._in_place:
+            if self._cache is None:
                 raise
             # The copy is bad: take it from the store again, once; if that is bad too, the store's bytes are.
             self._cache.drop(self._key(shard))
@@ -168,7 +166,7 @@ class Shards:
 
     def _file(self, shard: Shard) -> IO[bytes]:
         try:
-            if self._cache is None or self._in_place:
+            if self._cache is None:
                 if not self.store.exists(shard.name):
                     raise BadShard(self.url, shard.name, "no such file", f"{shard.size} bytes")
                 return (Path(self.store.url.removeprefix("file://")).expanduser() / shard.name).open("rb")

@@ -26,6 +26,7 @@ from trainer.mesh import Mesh, ParallelConfig
 from trainer.model import LanguageActionModel
 
 aten = torch.ops.aten
+BACKEND = "inductor"
 # Cheap to keep, dear to compute again.
 _KEEP = {
     aten.mm.default,
@@ -115,7 +116,7 @@ def block_plan() -> dict[str, ParallelStyle]:
 
 def _compile(block: nn.Module) -> None:
     """Compiles the block's forward alone: hooks of the sharding stay outside, parameter names stay as they are."""
-    block.forward = torch.compile(block.forward, fullgraph=True)
+    block.forward = torch.compile(block.forward, fullgraph=True, backend=BACKEND)
 
 
 def _own_embedding_output(model: LanguageActionModel) -> None:

@@ -84,7 +84,7 @@ def synthesize(
     folder = store.root if local else Path(tempfile.mkdtemp(prefix="trainshed-synthesize-"))
     try:
         with MDSWriter(
-            out=str(folder), columns=COLUMNS, hashes=["xxh64", "sha1"], compression=compression,
+            out=str(folder), columns=COLUMNS, hashes=["sha1", "xxh64"], compression=compression,
             size_limit=shard_bytes, exist_ok=True,
         ) as writer:  # fmt: skip
             for sample in generate(samples, seed, scale=scale, reasoning=reasoning):

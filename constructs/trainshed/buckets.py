@@ -93,7 +93,9 @@ class LifecycleBucket(s3.Bucket):
     (AmazonSageMakerClusterInstanceRolePolicy), and ends with account and region to be unique.
     """
 
-    def __init__(self, scope: Construct, construct_id: str, *, platform: str, key: kms.IKey, access_logs: s3.IBucket) -> None:
+    def __init__(
+        self, scope: Construct, construct_id: str, *, platform: str, key: kms.IKey, access_logs: s3.IBucket
+    ) -> None:
         stack = cdk.Stack.of(scope)
         super().__init__(
             scope,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +50,10 @@ def load(
         PlanError: everything that is wrong, together.
     """
     raw = read_yaml(path, "deployment file")
-    for override in overrides:
-        for item in split_overrides(override):
-            _apply(raw, item)
-    seen = _by_region(raw, regions)
+    flags = [item for override in overrides for item in split_overrides(override)]
+    for item in flags:
+        _apply(raw, item)
+    seen = _by_region(raw, regions, flags)
     lock_path = lock_path or path.with_name(f"{path.stem}.lock.yaml")
     locks = read_lock(lock_path)
     return Loaded(plan=_planned(seen, locks), seen=seen, locks=locks, lock_path=lock_path)
@@ -167,7 +167,7 @@ def _key(inside: object, part: str) -> str | int | None:
     return None
 
 
-def _by_region(raw: dict[str, Any], regions: str | None) -> dict[str, Deployment]:
+def _by_region(raw: dict[str, Any], regions: str | None, flags: Sequence[str]) -> dict[str, Deployment]:
     entries = raw.get("regions")
     if regions is not None:
         names = list(dict.fromkeys(r.strip() for r in regions.split(",") if r.strip()))
@@ -188,6 +188,10 @@ def _by_region(raw: dict[str, Any], regions: str | None) -> dict[str, Deployment
             if dotted.partition(".")[0] not in _REGIONAL:
                 raise PlanError([_not_regional(name, dotted)])
             assign(mine, dotted, value, origin=f"regions.{name}.set")
+        if entry.set:
+            # What is typed now wins over what the file says of one region.
+            for item in flags:
+                _apply(mine, item)
         seen[name] = validate(mine) if entry.set else whole
     return seen
 

@@ -1,4 +1,4 @@
-"""settings.json, from this side: what the node's steps are told. `lifecycle/settings.py` is the other side."""
+"""settings.json, from this side: what the node's steps are told. `lifecycle/settings.py` reads it."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ from .planning.storage import AssociationPlan, LustrePlan
 from .settings_function import FileSystemSettings
 
 LOG_RETENTION_DAYS = 90
+_PROPORTIONAL = "PROPORTIONAL_TO_THROUGHPUT_CAPACITY"
+_CACHE_MODES = {"no-cache": "NO_CACHE", "proportional": _PROPORTIONAL, "user": "USER_PROVISIONED"}
 
 
 class LustreFileSystem(Construct):
@@ -50,9 +52,8 @@ class LustreFileSystem(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         self.plan = plan
-        logs = log_group(
-            self, "Logs", key=key, retention_days=LOG_RETENTION_DAYS, name=f"/aws/fsx/{platform}/{plan.name}"
-        )
+        name = f"/aws/fsx/{platform}/{plan.name}"
+        logs = log_group(self, "Logs", key=key, retention_days=LOG_RETENTION_DAYS, name=name)
         self.cfn = fsx.CfnFileSystem(
             self,
             "FileSystem",
@@ -129,11 +130,10 @@ def _configuration(plan: LustrePlan, log_group_arn: str) -> fsx.CfnFileSystem.Lu
         by_class = {"per_unit_storage_throughput": plan.throughput_mbps_per_tib}
     else:
         cache = plan.read_cache
-        modes = {"no-cache": "NO_CACHE", "proportional": "PROPORTIONAL_TO_THROUGHPUT_CAPACITY", "user": "USER_PROVISIONED"}
         by_class = {
             "throughput_capacity": plan.throughput_mbps,
             "data_read_cache_configuration": cache and prop.DataReadCacheConfigurationProperty(
-                sizing_mode=modes[cache.mode], size_gib=cache.size_gib
+                sizing_mode=_CACHE_MODES[cache.mode], size_gib=cache.size_gib
             ),
         }  # fmt: skip
     return prop.LustreConfigurationProperty(

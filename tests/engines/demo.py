@@ -84,7 +84,9 @@ def _synth(emulator: Emulator, name: str, *arguments: str) -> None:
 
 
 def _deploy(emulator: Emulator, name: str) -> None:
-    emulator.cdk("deploy", "--app", str(OUT / name), "--all", "--require-approval", "never", "--method", "direct")
+    emulator.cdk(
+        "deploy", "--app", str(OUT / name), "--all", "--require-approval", "never", "--method", "direct"
+    )
 
 
 def _show(emulator: Emulator, platform: str) -> None:
@@ -149,7 +151,9 @@ def _destroy(emulator: Emulator, platform: str, regions: int, *context: str) -> 
         print(f"   kept {record['type']} {record['physical_id']}")
     for kind in ("AWS::FSx::FileSystem", "AWS::KMS::Key"):
         assert kinds[kind] >= 1, f"no {kind} was kept"
-    assert kinds["AWS::S3::Bucket"] == 3 * regions, "the dataset, checkpoint and access log buckets are kept, no other"
+    assert kinds["AWS::S3::Bucket"] == 3 * regions, (
+        "the dataset, checkpoint and access log buckets are kept, no other"
+    )
     assert not kinds["AWS::SageMaker::Cluster"], "the cluster is still there"
     for kind in ("AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::EC2::VPCEndpoint"):
         assert not kinds[kind], f"{kind} is still there, and costs"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +36,9 @@ class Workplace:
         if not assembly.exists():
             context = ["-c", f"deployment={self.folder / 'fleet.yaml'}", "-c", f"regions={REGION}"]
             chosen = ["-c", f"set={','.join(overrides)}"] if overrides else []
-            self.emulator.cdk("synth", "--quiet", "--no-validation", "--output", str(assembly), *context, *chosen)
+            self.emulator.cdk(
+                "synth", "--quiet", "--no-validation", "--output", str(assembly), *context, *chosen
+            )
         return assembly
 
     def deploy(self, assembly: Path, *arguments: str) -> str:
@@ -79,7 +83,7 @@ def test_interrupted_deploy_is_taken_up_again(place: Workplace) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not _exists(place, STACKS[1]):
         time.sleep(0.5)
-    running.kill()
+    os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     place.emulator.faults()
     assert not place.emulator.inventory("AWS::SageMaker::Cluster")
@@ -92,24 +96,31 @@ def test_interrupted_deploy_is_taken_up_again(place: Workplace) -> None:
 
 
 def test_deployed_platform_is_what_was_planned(place: Workplace) -> None:
-    systems = Counter(r["properties"]["FileSystemType"] for r in place.emulator.inventory("AWS::FSx::FileSystem"))
+    systems = Counter(
+        r["properties"]["FileSystemType"] for r in place.emulator.inventory("AWS::FSx::FileSystem")
+    )
     assert systems == {"LUSTRE": 1, "OPENZFS": 1}
     lustre = next(
-        r for r in place.emulator.inventory("AWS::FSx::FileSystem") if r["properties"]["FileSystemType"] == "LUSTRE"
+        r
+        for r in place.emulator.inventory("AWS::FSx::FileSystem")
+        if r["properties"]["FileSystemType"] == "LUSTRE"
     )
     seen = place.emulator.client("fsx").describe_file_systems(FileSystemIds=[lustre["physical_id"]])
     squash = seen["FileSystems"][0]["LustreConfiguration"]["RootSquashConfiguration"]
     assert squash["RootSquash"] == "65534:65534", "the custom resource reached the file system"
     bucket = next(
-        r["physical_id"] for r in place.emulator.inventory("AWS::S3::Bucket") if r["physical_id"].startswith("sagemaker-")
+        r["physical_id"]
+        for r in place.emulator.inventory("AWS::S3::Bucket")
+        if r["physical_id"].startswith("sagemaker-")
     )
     s3 = place.emulator.client("s3")
     settings = json.loads(s3.get_object(Bucket=bucket, Key="train/settings.json")["Body"].read())
     assert settings["lustre"]["dns_name"].startswith(lustre["physical_id"])
     assert settings["lustre"]["efa"] is True
-    assert s3.get_object(Bucket=bucket, Key="train/on_init_complete.sh")["Body"].read() == (
-        ROOT / "lifecycle/on_init_complete.sh"
-    ).read_bytes()
+    assert (
+        s3.get_object(Bucket=bucket, Key="train/on_init_complete.sh")["Body"].read()
+        == (ROOT / "lifecycle/on_init_complete.sh").read_bytes()
+    )
 
 
 def test_diff_is_clean_after_deploy(place: Workplace) -> None:
@@ -119,7 +130,9 @@ def test_diff_is_clean_after_deploy(place: Workplace) -> None:
 def test_group_grows_in_place_and_rolls_back_when_it_cannot(place: Workplace) -> None:
     cluster, subnets = place.one("AWS::SageMaker::Cluster")["physical_id"], _subnets(place)
     grown = place.synth("grown", "clusters.train.groups.p5en.count=12")
-    place.emulator.faults({"type": "AWS::SageMaker::Cluster", "action": "update", "times": 1, "message": "no capacity"})
+    place.emulator.faults(
+        {"type": "AWS::SageMaker::Cluster", "action": "update", "times": 1, "message": "no capacity"}
+    )
     with pytest.raises(EmulatorError, match="no capacity"):
         place.deploy(grown, STACKS[2])
     assert place.status(STACKS[2]) == "UPDATE_ROLLBACK_COMPLETE"
@@ -141,7 +154,15 @@ def test_gate_stops_a_replacement_before_it_is_deployed(place: Workplace) -> Non
     system["Properties"]["KmsKeyId"] = "arn:aws:kms:us-west-2:000000000000:key/another"
     (moved / f"{stack}.template.json").write_text(json.dumps(template))
     gate = place.emulator.cdk(
-        "diff", "--app", str(moved), stack, "--template", str(baseline), "--fail-on", "destructive", check=False
+        "diff",
+        "--app",
+        str(moved),
+        stack,
+        "--template",
+        str(baseline),
+        "--fail-on",
+        "destructive",
+        check=False,
     )
     assert gate.returncode != 0
     assert "KmsKeyId" in gate.stdout
@@ -164,7 +185,12 @@ def test_destroy_keeps_the_data_and_drops_what_costs(place: Workplace) -> None:
     assert left["AWS::FSx::DataRepositoryAssociation"] == 2
     assert left["AWS::S3::Bucket"] == 3
     assert left["AWS::KMS::Key"] == 1
-    for kind in ("AWS::SageMaker::Cluster", "AWS::IAM::Role", "AWS::EC2::VPCEndpoint", "AWS::Lambda::Function"):
+    for kind in (
+        "AWS::SageMaker::Cluster",
+        "AWS::IAM::Role",
+        "AWS::EC2::VPCEndpoint",
+        "AWS::Lambda::Function",
+    ):
         assert not left[kind], kind
 
 

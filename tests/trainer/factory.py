@@ -58,7 +58,7 @@ def sample(seed: int, *, images: int = 1, text: int = 12, action: bool = True, b
         "ids": ids,
         "labels": labels,
         "positions": positions,
-        "pixels": values(16 * images, 3 * 2 * 8 * 8),
+        "pixels": values(16 * images, 3 * 2 * 16 * 16),
         "grid": grid,
         "lidar": values(points, 4) * 20,
         "radar": values(echoes, 5) * 20,

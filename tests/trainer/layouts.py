@@ -53,8 +53,15 @@ def gradients(model, batches: list, mesh=None) -> tuple[dict[str, torch.Tensor],
     return {plain(name): whole(p.grad).float() for name, p in model.named_parameters()}, float(value)
 
 
-def reference(options: dict) -> tuple[dict[str, torch.Tensor], float, float]:
+def built(layers: int | None, options: dict):
+    """The tiny model, with only its first `layers` text blocks when compiling all of them takes too long."""
     model = tiny(**options)
+    text = model.core.model.language_model
+    text.layers = text.layers[:layers]
+    return model
+
+
+def reference(model) -> tuple[dict[str, torch.Tensor], float, float]:
     grads, loss = gradients(model, [pack([sample(**s) for s in SAMPLES])])
     return grads, loss, float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
 
@@ -69,13 +76,15 @@ def compare(layouts: dict[str, dict]) -> dict[str, dict]:
 def _compare(layout: dict) -> dict:
     torch._dynamo.reset()
     micro, broken, options = layout.pop("micro", 1), layout.pop("break", ()), layout.pop("model", {})
-    expected, loss, norm = reference(options)
+    parallel.BACKEND = layout.pop("backend", "aot_eager")
+    layers = layout.pop("layers", None)
+    expected, loss, norm = reference(built(layers, options))
     config = ParallelConfig(**layout)
     mesh = build_mesh(config, dist.get_world_size())
     with ExitStack() as stack:
         for name in broken:
             stack.enter_context(CURES[name]())
-        model = parallel.parallelize(tiny(**options), config, mesh)
+        model = parallel.parallelize(built(layers, options), config, mesh)
     share = len(SAMPLES) // mesh.data_size
     mine = [sample(**s) for s in SAMPLES[mesh.data_rank * share : (mesh.data_rank + 1) * share]]
     batches = [pack(mine[i * share // micro : (i + 1) * share // micro], pad=3) for i in range(micro)]
@@ -93,8 +102,32 @@ def _compare(layout: dict) -> dict:
     assert set(actual) == set(expected)
     return {
         "error": errors[worst], "worst": worst, "zero": zero, "loss": abs(value - loss) / loss,
+        "relative": max(float((actual[n] - g).norm() / (g.norm() + 1e-12)) for n, g in expected.items()),
         "norm": abs(measured - norm) / norm, "clipped": abs(after - norm / 2) / norm,
     }  # fmt: skip
+
+
+def embedding(layout: dict) -> dict:
+    """The embedding's gradient when blocks read its output directly, as in text alone: share of one process's."""
+    torch._dynamo.reset()
+    broken = layout.pop("break", ())
+    parallel.BACKEND = layout.pop("backend", "aot_eager")
+    ids = torch.randint(0, 256, (1, 24), generator=torch.Generator().manual_seed(0))
+
+    def gradient(model) -> torch.Tensor:
+        hidden = model.core.model.language_model(input_ids=ids, use_cache=False).last_hidden_state
+        model.core.lm_head(hidden).float().logsumexp(-1).sum().backward()
+        return whole(model.core.get_input_embeddings().weight.grad)
+
+    expected = gradient(built(2, {}))
+    config = ParallelConfig(**layout)
+    mesh = build_mesh(config, dist.get_world_size())
+    with ExitStack() as stack:
+        for name in broken:
+            stack.enter_context(CURES[name]())
+        model = parallel.parallelize(built(2, {}), config, mesh)
+    actual = gradient(model)
+    return {"norm": float(actual.norm() / expected.norm()), "error": float((actual - expected).abs().max())}
 
 
 def _without_norm_plan():
@@ -106,10 +139,10 @@ def _without_norm_plan():
 def _checkpoint_inside_compile():
     def reverse(model, *, selective):
         for block in model.core.model.language_model.layers:
-            block.forward = block.forward._torchdynamo_orig_callable
+            block.forward = type(block).forward.__get__(block)
         real(model, selective=selective)
         for block in model.core.model.language_model.layers:
-            block.forward = torch.compile(block.forward, fullgraph=True)
+            parallel._compile(block)
 
     real = parallel._checkpoint
     return patch.object(parallel, "_checkpoint", reverse)

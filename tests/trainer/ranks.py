@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -35,3 +38,30 @@ def _rank(rank: int, world: int, folder: str, function, arguments) -> None:
     (Path(folder) / str(rank)).write_bytes(pickle.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def forked(function, timeout: float = 120) -> tuple[int, str]:
+    """Exit code and stdout of `function` in a forked child; its integer result is the exit code."""
+    with tempfile.TemporaryFile() as out:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.dup2(out.fileno(), 1)
+                sys.stdout = os.fdopen(1, "w")
+                code = int(function() or 0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        deadline = time.monotonic() + timeout
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.02)
+        out.seek(0)
+        return os.waitstatus_to_exitcode(status), out.read().decode()

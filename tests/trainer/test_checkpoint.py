@@ -19,6 +19,7 @@ import torch.multiprocessing as mp
 from torch.distributed.checkpoint.staging import DefaultStager
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.trainer.buckets import s3_server
 from tests.trainer.ranks import run_ranks
 from tests.trainer.toy import Toy
 from trainer.checkpoint import CheckpointsFailingError
@@ -35,7 +36,7 @@ def lines(capfd):
     return read
 
 
-# ------------------------------------------------------------------------------------------------ one process
+# ------------------------------------------------------------------------------- one process
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -59,7 +60,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, mode):
 
 
 def test_weights_that_change_while_they_are_copied_do_not_tear_the_checkpoint(tmp_path, monkeypatch):
-    """Silent error 4 (M7): the copy is slow; without `before_optimizer_step` the file has the wrong weights."""
+    """Silent error 4 (M7): with a slow copy and without `before_optimizer_step` the file is wrong."""
     stage = DefaultStager._stage
 
     def slow(self, state, **options):
@@ -140,9 +141,7 @@ def test_resume_skips_damaged_ones_and_says_so(tmp_path):
     (tmp_path / "step-00000004" / MARKER).unlink()
     (tmp_path / "step-00000003" / "__0_0.distcp").write_bytes(b"")
     data = tmp_path / "step-00000002" / "__0_0.distcp"
-    data.write_bytes(
-        data.read_bytes().replace(b"\x00", b"\x01", 1)
-    )  # a flipped bit
+    data.write_bytes(data.read_bytes().replace(b"\x00", b"\x01", 1))  # a flipped bit
     marker, skipped = Toy(tmp_path).checkpoints.latest()
     assert marker.step == 1
     assert [entry.reason.split(":")[0].split(" (")[0] for entry in skipped] == [
@@ -195,7 +194,7 @@ def test_many_saves_do_not_grow_the_process(tmp_path):
     assert sizes[-1] - sizes[4] < 20, sizes
 
 
-# -------------------------------------------------------------------------------------------- saves that fail
+# --------------------------------------------------------------------------- saves that fail
 
 
 def test_failing_saves_are_told_and_stop_the_run_after_the_allowed_number(tmp_path, lines):
@@ -252,7 +251,7 @@ def _full_disk(rank, folder):
     return first, toy.checkpoints.durable_step
 
 
-# ------------------------------------------------------------------------------------------------- many ranks
+# -------------------------------------------------------------------------------- many ranks
 
 
 def _train_and_save(rank, folder, steps):
@@ -329,3 +328,36 @@ def _interleave(rank, folder):
 
 def test_the_writers_have_their_own_group(tmp_path):
     assert run_ranks(2, _interleave, tmp_path) == [(200.0, 5)] * 2
+
+
+# ---------------------------------------------------------------------------------------- S3
+
+
+def test_s3_takes_the_same_path_and_throttling_is_waited_out(lines):
+    with s3_server("checkpoints") as (url, throttle):
+        toy = Toy(f"{url}/run", keep=1)
+        toy.step(0)
+        throttle.left = 4
+        toy.checkpoints.save(1, toy.state(1), urgent=True)
+        assert throttle.refused == 4
+        before = toy.weights()
+        toy.step(1)
+        toy.checkpoints.save(2, toy.state(2), urgent=True)
+        assert [p.split()[1] for p in lines()] == ["checkpoint", "checkpoint"]
+        assert toy.checkpoints.folder.names() == ["step-00000002"]
+
+        other = Toy(f"{url}/run")
+        assert other.checkpoints.latest()[0].step == 2
+        other.checkpoints.load(2, other.state())
+        assert all(map(torch.equal, toy.weights(), other.weights()))
+        assert not all(map(torch.equal, before, other.weights()))
+
+
+def test_a_bucket_that_is_not_there_is_one_line(lines):
+    with s3_server("checkpoints"):
+        toy = Toy("s3://absent/run", failures_allowed=0)
+        with pytest.raises(CheckpointsFailingError, match="1 checkpoints in a row failed"):
+            toy.checkpoints.save(1, toy.state(1), urgent=True)
+        with pytest.raises(TrainerError, match="NoSuchBucket"):
+            toy.checkpoints.latest()
+    assert "checkpoint_failed" in lines()[0]

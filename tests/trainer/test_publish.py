@@ -8,10 +8,9 @@ import zlib
 from contextlib import suppress
 from dataclasses import asdict
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
+from tests.trainer.buckets import s3_server
 from trainer.folders import open_folder
 from trainer.publish import MARKER, METADATA, File, name_of, newest_whole, publish, step_of
 from trainer.retention import expired, remove, retain
@@ -21,17 +20,8 @@ DATA = {"__0_0.distcp": b"weights" * 100, "__1_0.distcp": b"moments" * 50}
 
 @pytest.fixture(scope="module")
 def bucket():
-    with pytest.MonkeyPatch.context() as patch:
-        server = ThreadedMotoServer(port=0)
-        server.start()
-        host, port = server.get_host_and_port()
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "testing")
-        patch.setenv("AWS_REGION", "us-east-1")
-        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="checkpoints")
-        yield "s3://checkpoints"
-        server.stop()
+    with s3_server("published") as (url, _):
+        yield url
 
 
 @pytest.fixture(params=["posix", "s3"])

@@ -15,10 +15,7 @@ from .problems import Problem
 from .regions import REGIONS, offering
 from .suggest import did_you_mean
 
-SAFE_GROUP_COUNT = 20
 CONTROLLER_COUNT = 1
-DEFAULT_INTERFACE_QUOTA = 5000
-DEFAULT_ELASTIC_IP_QUOTA = 5
 STACKS = ("network", "storage", "observability", "workload", "replication", "grafana")
 """A region's other stacks: a cluster's own is called after the cluster."""
 
@@ -29,18 +26,21 @@ def check_cluster(region: RegionPlan, cluster: ClusterPlan) -> list[Problem]:
     problems += _check_roles(cluster)
     if cluster.name in STACKS:
         problems.append(Problem(
-            path=cluster.path, given=cluster.name, allowed=f"any name but {', '.join(STACKS)}, which other stacks have",
+            path=cluster.path, given=cluster.name,
+            allowed=f"any name but {', '.join(STACKS)}, which other stacks have",
             fix="call it after what it does, for example train",
         ))  # fmt: skip
     if cluster.accounting and not cluster.continuous_provisioning:
         problems.append(Problem(
-            path=f"{cluster.path}.orchestrator.accounting", given="an external database without continuous provisioning",
+            path=f"{cluster.path}.orchestrator.accounting",
+            given="an external database without continuous provisioning",
             allowed="both together", fix=f"set {cluster.path}.continuous_provisioning to true",
         ))  # fmt: skip
     names = [f.name for f in region.lustre]
     if cluster.lustre is not None and cluster.lustre not in names:
         problems.append(Problem(
-            path=f"{cluster.path}.lustre", given=cluster.lustre, allowed=", ".join(names) or "none is defined",
+            path=f"{cluster.path}.lustre", given=cluster.lustre,
+            allowed=", ".join(names) or "none is defined",
             fix=did_you_mean(cluster.lustre, names) or "define it under storage.lustre",
         ))  # fmt: skip
     if cluster.lustre is None and len(names) > 1:
@@ -51,48 +51,15 @@ def check_cluster(region: RegionPlan, cluster: ClusterPlan) -> list[Problem]:
     return problems
 
 
-def warnings_of(region: RegionPlan) -> Iterator[str]:
-    """What is legal but will surprise somebody."""
-    interfaces = 0
-    for cluster in region.clusters:
-        if len(cluster.groups) > SAFE_GROUP_COUNT:
-            yield f"{cluster.name} has {len(cluster.groups)} groups: AWS's pages promise {SAFE_GROUP_COUNT}, its API 100"
-        lustre = next((f for f in region.lustre if f.name == cluster.lustre), None)
-        away = [g.name for g in cluster.groups if lustre and g.zone != lustre.zone]
-        if lustre and away:
-            yield f"{', '.join(away)} mount {lustre.name} from {lustre.zone}: traffic between zones costs"
-        for group in cluster.groups:
-            kind = INSTANCE_TYPES.get(group.instance_type)
-            if kind is None:
-                continue
-            interfaces += kind.network_cards * (group.grow_to + group.surge_nodes)
-            if offering(region.region, group.instance_type) == "training-plan-only":
-                yield f"{group.name}: {group.instance_type} is sold by training plan only; no region lists it"
-            if group.interface == "efa-only":
-                yield (
-                    f"{group.name}: `efa-only` addresses are derived from EC2's documentation; "
-                    "AWS publishes none for HyperPod, so watch the subnet's free addresses at first"
-                )
-            if lustre and lustre.efa and kind.efa_interfaces and not kind.efa_lustre_client:
-                yield f"{group.name}: {group.instance_type} cannot use {lustre.name} over EFA and will mount it over TCP"
-            if (group.capacity, group.role) == ("spot", "worker") and not cluster.node_recovery:
-                yield f"{group.name}: Spot nodes leave at any time, and node recovery is off"
-    if interfaces > DEFAULT_INTERFACE_QUOTA:
-        yield (
-            f"{interfaces} network interfaces at the declared growth: AWS's default quota 'Network interfaces per "
-            f"Region' is {DEFAULT_INTERFACE_QUOTA}"
-        )
-    zones = {s.zone for s in region.addresses.subnets if s.purpose == "public"}
-    if len(zones) > DEFAULT_ELASTIC_IP_QUOTA:
-        yield f"{len(zones)} NAT gateways: AWS's default quota of Elastic IPs is {DEFAULT_ELASTIC_IP_QUOTA}"
-
-
 def _check_roles(cluster: ClusterPlan) -> Iterator[Problem]:
-    by_role = {role: [g for g in cluster.groups if g.role == role] for role in ("controller", "login", "worker")}
+    by_role = {
+        role: [g for g in cluster.groups if g.role == role] for role in ("controller", "login", "worker")
+    }
     controllers, logins = by_role["controller"], by_role["login"]
     if len(controllers) != 1:
         yield Problem(
-            path=f"{cluster.path}.groups", given=f"{len(controllers)} controller groups", allowed="exactly one",
+            path=f"{cluster.path}.groups", given=f"{len(controllers)} controller groups",
+            allowed="exactly one",
             fix="give one group `role: controller`",
         )  # fmt: skip
     if len(logins) > 1:
@@ -104,8 +71,10 @@ def _check_roles(cluster: ClusterPlan) -> Iterator[Problem]:
     for group in controllers:
         if local and group.zone not in local:
             yield Problem(
-                path=f"{group.path}.zone", given=f"{group.zone}, with workers in local zone {', '.join(sorted(local))}",
-                allowed="the workers' zone", fix="a controller apart from Local Zone workers fails silently: move it",
+                path=f"{group.path}.zone",
+                given=f"{group.zone}, with workers in local zone {', '.join(sorted(local))}",
+                allowed="the workers' zone",
+                fix="a controller apart from Local Zone workers fails silently: move it",
             )  # fmt: skip
 
 
@@ -125,7 +94,8 @@ def _check_types(region: RegionPlan, cluster: ClusterPlan, group: InstanceGroupP
     path = f"{group.path}.type"
     if len(group.instance_types) > 1 and cluster.orchestrator == "slurm":
         yield Problem(
-            path=path, given=", ".join(group.instance_types), allowed="one type: HyperPod takes lists on EKS only",
+            path=path, given=", ".join(group.instance_types),
+            allowed="one type: HyperPod takes lists on EKS only",
             fix="make a group for each type; they can share a partition",
         )  # fmt: skip
     for name in group.instance_types:
@@ -140,17 +110,20 @@ def _check_types(region: RegionPlan, cluster: ClusterPlan, group: InstanceGroupP
         if offering(region.region, name) == "absent":
             others = [r for r in REGIONS if offering(r, name) == "listed"]
             yield Problem(
-                path=path, given=f"{name} in {region.region}", allowed=f"{', '.join(others) or 'no region'} for this type",
+                path=path, given=f"{name} in {region.region}",
+                allowed=f"{', '.join(others) or 'no region'} for this type",
                 fix="choose another type or region",
             )  # fmt: skip
         if group.interface == "efa-only" and not kind.efa_interfaces:
             yield Problem(
-                path=f"{group.path}.interface", given=f"efa-only on {name}", allowed="efa-only on types with EFA",
+                path=f"{group.path}.interface", given=f"efa-only on {name}",
+                allowed="efa-only on types with EFA",
                 fix="leave `interface` out",
             )  # fmt: skip
         if group.deep_health_checks and not kind.runs_deep_health_checks(cluster.orchestrator):
             yield Problem(
-                path=f"{group.path}.deep_health_checks", given=name, allowed="GPU types that HyperPod can stress",
+                path=f"{group.path}.deep_health_checks", given=name,
+                allowed="GPU types that HyperPod can stress",
                 fix="leave deep_health_checks out",
             )  # fmt: skip
 
@@ -158,7 +131,8 @@ def _check_types(region: RegionPlan, cluster: ClusterPlan, group: InstanceGroupP
 def _check_counts(cluster: ClusterPlan, group: InstanceGroupPlan) -> Iterator[Problem]:
     if group.grow_to < group.count:
         yield Problem(
-            path=f"{group.path}.grow_to", given=str(group.grow_to), allowed=f"{group.count} (the count) or more",
+            path=f"{group.path}.grow_to", given=str(group.grow_to),
+            allowed=f"{group.count} (the count) or more",
             fix="raise grow_to: addresses are kept for that many nodes",
         )  # fmt: skip
     if group.role == "controller" and group.count != CONTROLLER_COUNT:
@@ -168,7 +142,8 @@ def _check_counts(cluster: ClusterPlan, group: InstanceGroupPlan) -> Iterator[Pr
         )  # fmt: skip
     if group.minimum is not None and not cluster.continuous_provisioning:
         yield Problem(
-            path=f"{group.path}.minimum", given=str(group.minimum), allowed="nothing without continuous provisioning",
+            path=f"{group.path}.minimum", given=str(group.minimum),
+            allowed="nothing without continuous provisioning",
             fix=f"set {cluster.path}.continuous_provisioning to true",
         )  # fmt: skip
     if group.minimum is not None and group.minimum > group.count:
@@ -198,7 +173,8 @@ def _check_plan_and_role(region: RegionPlan, group: InstanceGroupPlan) -> Iterat
                              ("capacity", "spot" if group.capacity == "spot" else None)):  # fmt: skip
             if value:
                 yield Problem(
-                    path=f"{group.path}.{field}", given=f"{value} on a {group.role} group", allowed="workers only",
+                    path=f"{group.path}.{field}", given=f"{value} on a {group.role} group",
+                    allowed="workers only",
                     fix=f"leave `{field}` out",
                 )  # fmt: skip
     if group.training_plan_arn is None:
@@ -236,7 +212,8 @@ def _check_patching(group: InstanceGroupPlan) -> Iterator[Problem]:
         )  # fmt: skip
     if patching.schedule is not None and not _CRON.match(patching.schedule):
         yield Problem(
-            path=f"{path}.schedule", given=patching.schedule, allowed="cron(minutes hours day month weekday year)",
+            path=f"{path}.schedule", given=patching.schedule,
+            allowed="cron(minutes hours day month weekday year)",
             fix="for example cron(0 3 ? * SUN *)",
         )  # fmt: skip
     if patching.rolling and patching.rolling.batch_is_percent and patching.rolling.batch > 100:

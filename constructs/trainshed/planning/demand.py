@@ -71,10 +71,11 @@ def _lustre(region: RegionPlan, fs: LustrePlan) -> Claim:
         reserved = fs.addresses_at(size) if size else needed
     except ValueError:
         needed = reserved = 1
+    fewer = "more throughput per TiB (fewer, stronger servers)" if fs.efa else "`efa: true` (fewer servers)"
     return Claim(
-        name=lustre_claim(fs.name), zone=fs.zone, purpose="storage", path=path, needed=needed, reserved=reserved,
-        cell=lustre_claim(fs.name) if fs.efa else None,
-        ways_out=("a smaller grow_to_tib", "more throughput per TiB (fewer, stronger servers)" if fs.efa else "`efa: true` (fewer servers)"),
+        name=lustre_claim(fs.name), zone=fs.zone, purpose="storage", path=path, needed=needed,
+        reserved=reserved, cell=lustre_claim(fs.name) if fs.efa else None,
+        ways_out=("a smaller grow_to_tib", fewer),
     )  # fmt: skip
 
 
@@ -83,7 +84,9 @@ def _shared(region: RegionPlan, zones: list[str]) -> Iterator[Claim]:
     names = endpoints_for(region.network.egress, region.network.endpoints)
     for zone in zones:
         if region.network.egress == "nat":
-            yield Claim(name=f"nat/{zone}", zone=zone, purpose="public", needed=1, reserved=1, path="network.egress")
+            yield Claim(
+                name=f"nat/{zone}", zone=zone, purpose="public", needed=1, reserved=1, path="network.egress"
+            )
         if names:
             yield Claim(
                 name=f"endpoints/{zone}", zone=zone, purpose="endpoints", needed=len(names),

@@ -7,10 +7,11 @@ from dataclasses import replace
 from ipaddress import IPv4Network
 
 from .addressing import allocate, verify
-from .capacity import check_cluster, warnings_of
+from .capacity import check_cluster
 from .demand import claims_of
 from .endpoints import INTERFACE_ENDPOINTS
 from .model import AddressLock, PlatformPlan, RegionPlan
+from .notices import warnings_of
 from .problems import PlanError, Problem, raise_if
 from .regions import REGIONS, Region
 from .storage import check_associations, check_lustre, check_openzfs, quota_warnings
@@ -55,11 +56,15 @@ def plan_region(region: RegionPlan, lock: AddressLock | None = None) -> RegionPl
     claims = claims_of(region)
     if region.network.vpc_id is None:
         pool = region.network.pool or (default_pool(known),)
-        addresses = allocate(claims, pool=pool, lock=lock, block_quota=region.network.block_quota, path="network")
+        addresses = allocate(
+            claims, pool=pool, lock=lock, block_quota=region.network.block_quota, path="network"
+        )
         given: dict[str, str] = {}
     else:
         network = region.network
-        addresses, given = verify(claims, blocks=network.given_blocks, subnets=network.given_subnets, path=f"{where}.vpc")
+        addresses, given = verify(
+            claims, blocks=network.given_blocks, subnets=network.given_subnets, path=f"{where}.vpc"
+        )
     planned = replace(region, addresses=addresses, given=given)
     said = [str(p) for p in quota_warnings(region.lustre, path="storage.lustre")]
     return replace(planned, warnings=(*region.warnings, *said, *warnings_of(planned)))
@@ -83,7 +88,8 @@ def _check_region(region: RegionPlan, known: Region) -> Iterator[Problem]:
         if zone not in zones:
             yield Problem(
                 path=f"regions.{region.region}.zones", given=zone, allowed=", ".join(zones),
-                fix=did_you_mean(zone, zones) or "zone ids are not zone names: `aws ec2 describe-availability-zones`",
+                fix=did_you_mean(zone, zones)
+                or "zone ids are not zone names: `aws ec2 describe-availability-zones`",
             )  # fmt: skip
     for name in region.network.endpoints:
         if name not in INTERFACE_ENDPOINTS:
@@ -101,7 +107,8 @@ def _check_region(region: RegionPlan, known: Region) -> Iterator[Problem]:
         yield from check_openzfs(region.home, path="storage.home")
         if not known.openzfs:
             yield Problem(
-                path="storage.home", given=f"OpenZFS in {region.region}", allowed="regions that have FSx for OpenZFS",
+                path="storage.home", given=f"OpenZFS in {region.region}",
+                allowed="regions that have FSx for OpenZFS",
                 fix=f"set storage.home to null under regions.{region.region}.set",
             )  # fmt: skip
     yield from _check_efa_zones(region)
@@ -123,5 +130,6 @@ def _check_efa_zones(region: RegionPlan) -> Iterator[Problem]:
             if fs and group.has_efa and group.zone != fs.zone:
                 yield Problem(
                     path=f"{group.path}.zone", given=f"{group.zone}, while {fs.name} serves EFA in {fs.zone}",
-                    allowed=fs.zone, fix="EFA does not cross zones: put both in one zone, or give the cluster another file system",
+                    allowed=fs.zone,
+                    fix="EFA does not cross zones: put both in one zone, or give the cluster another system",
                 )  # fmt: skip

@@ -149,7 +149,9 @@ class Space:
             for p in pages
         ]
         most = max(left, default=0)
-        together = f" with {', '.join(c.name for c in unit if c is not largest)} in one /16" if len(unit) > 1 else ""
+        together = (
+            f" with {', '.join(c.name for c in unit if c is not largest)} in one /16" if len(unit) > 1 else ""
+        )
         room = f"{most} left in the emptiest /16 of the pool"
         return Problem(
             path=largest.path,

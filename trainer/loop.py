@@ -1,0 +1,248 @@
+"""The optimizer step and what surrounds it: one loss over ranks and micro-steps, saving, stopping, telling.
+
+Per step there are two collectives of our own: label counts and the stop flag before the first forward (on the
+CPU, so that no device waits), loss sums after the last backward.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint import Checkpointer, CheckpointsFailingError
+from trainer.losses import TASKS, combine, counts_of
+from trainer.optimizer import set_rate
+from trainer.parallel import clip_grad_norm_, gradient_norm, sync_gradients
+from trainer.resilience import Exit, Health, Stragglers, Watchdog
+from trainer.state import ModelState, OptimizerState, rng_state, set_rng_state
+from trainer.tracking import fatal, flops_utilisation
+
+if TYPE_CHECKING:
+    from trainer.config import Recipe
+    from trainer.loader import Loader
+    from trainer.mesh import Mesh
+    from trainer.model import LanguageActionModel
+    from trainer.resilience import StopSignal
+    from trainer.samples import Batch
+    from trainer.tracking import Tracker
+
+
+@dataclass
+class Shares:
+    """What the ranks add up before a step: labels by task, tokens (not padding), ranks asked to stop."""
+
+    counts: dict[str, int]
+    tokens: int
+    stops: int
+
+
+@dataclass
+class Step:
+    """Numbers of one step. Times in seconds; `own` are this rank's times outside collectives."""
+
+    loss: float
+    losses: dict[str, float]
+    grad_norm: float
+    own: dict[str, float] = field(default_factory=dict)
+
+
+class Loop:
+    """Everything of one run, put together by train.py."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        mesh: Mesh,
+        model: LanguageActionModel,
+        optimizer: torch.optim.Optimizer,
+        loader: Loader,
+        checkpoints: Checkpointer,
+        tracker: Tracker,
+        stop: StopSignal,
+        device: torch.device,
+        peak_flops: float | None,
+    ) -> None:
+        self.recipe = recipe
+        self.mesh, self.model, self.optimizer, self.loader = mesh, model, optimizer, loader
+        self.checkpoints, self.tracker, self.stop, self.device = checkpoints, tracker, stop, device
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.peak_flops = peak_flops and peak_flops * self.world
+        self.health = Health(recipe.resilience)
+        self.stragglers = Stragglers(recipe.resilience, device)
+        self.watchdog = Watchdog(recipe.resilience, rank=self.rank)
+        self.step = 0  # optimizer steps done
+
+    def resume(self) -> None:
+        """Go on from the newest whole checkpoint, and say which ones did not count."""
+        marker, skipped = self.checkpoints.latest()
+        for entry in skipped:
+            self.tracker.event("skipped", checkpoint=entry.name, reason=entry.reason)
+        if marker is not None:
+            state = self._state()
+            self.checkpoints.load(marker.step, state)
+            progress = json.loads(state["progress"])
+            self.step = progress["step"]
+            self.health.restore(progress["window"])
+            self.loader.load_state_dict(progress["loader"])
+            if (rng := state.get(f"rng.{self.rank}")) is not None:
+                set_rng_state(rng)
+            url = f"{self.checkpoints.folder.url}/step-{marker.step:08d}"
+            self.tracker.event("resumed", step=self.step, url=url, ranks=marker.world)
+        self._consumed = self.loader.state_dict()
+
+    def run(self) -> Exit:
+        """Train to the last step, or to a signal, or to what cannot go on."""
+        try:
+            batches = iter(self.loader)
+            while self.step < self.recipe.steps:
+                if (end := self._one(batches)) is not None:
+                    return end
+            return Exit.DONE if self._save_now() else self._fatal("checkpoint", "the last checkpoint failed")
+        except CheckpointsFailingError as error:
+            return self._fatal("checkpoint", str(error))
+        finally:
+            self.watchdog.close()
+
+    def _one(self, batches: Iterator[list[Batch]]) -> Exit | None:
+        started = time.perf_counter()
+        with _untouched_rng():
+            micro_steps = next(batches)
+        waited = time.perf_counter() - started
+        shares = self._share(micro_steps)
+        if shares.stops:
+            return self._stopped()
+        result = self._forward_backward(micro_steps, shares.counts)
+        self.checkpoints.before_optimizer_step()
+        verdict, why = self.health.judge(result.loss, result.grad_norm)
+        rate = set_rate(
+            self.optimizer, self.step, self.recipe.optimizer, self.recipe.schedule, self.recipe.steps
+        )
+        if verdict == "stop":
+            return self._fatal(why, f"loss {result.loss:g}, gradient norm {result.grad_norm:g}")
+        if verdict != "ok":
+            self.tracker.event(verdict, step=self.step + 1, reason=why, loss=result.loss)
+        if verdict != "skip":
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self._consumed = self.loader.state_dict()
+        self._tell(result, shares, rate, waited, time.perf_counter() - started)
+        self.watchdog.beat(self.step)
+        if self.checkpoints.due(self.step) and self.step < self.recipe.steps:
+            self.checkpoints.save(self.step, self._state())
+        return None
+
+    def _share(self, micro_steps: list[Batch]) -> Shares:
+        """Counts are needed before the first backward: a gradient is a sum over all labels of the step."""
+        rows = [torch.stack([counts_of(batch)[task] for task in TASKS]) for batch in micro_steps]
+        tokens = sum(batch.tokens for batch in micro_steps)
+        stops = int(self.stop.received is not None)
+        mine = torch.cat([torch.stack(rows).sum(0), torch.tensor([tokens, stops])])
+        dist.all_reduce(mine)
+        *counts, tokens, stops = mine.tolist()
+        peers = self.mesh.tensor  # they hold the same samples
+        return Shares(
+            dict(zip(TASKS, (count // peers for count in counts), strict=True)), tokens // peers, stops
+        )
+
+    def _forward_backward(self, micro_steps: list[Batch], counts: dict[str, int]) -> Step:
+        weights = self.model.config.loss_weights
+        on_device = {task: torch.tensor(count, device=self.device) for task, count in counts.items()}
+        sums = torch.zeros(len(TASKS), dtype=torch.float64, device=self.device)
+        timed = self.stragglers.due(self.step + 1)
+        own: dict[str, float] = {}
+        for number, batch in enumerate(micro_steps):
+            sync_gradients(self.model, last=number == len(micro_steps) - 1)
+            started = time.perf_counter()
+            output = self.model(batch.to(self.device))
+            if timed and number == 0:
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                own = {"forward": time.perf_counter() - started}
+            combine(output.losses, on_device, weights, self.mesh.data_size).backward()
+            sums += torch.stack([output.losses[task].detach().double() for task in TASKS])
+        self.mesh.sum_over_data(sums)
+        clip = self.recipe.optimizer.clip_norm
+        norm = (
+            clip_grad_norm_(self.model.parameters(), clip) if clip else gradient_norm(self.model.parameters())
+        )
+        losses = {
+            task: total / max(counts[task], 1) for task, total in zip(TASKS, sums.tolist(), strict=True)
+        }
+        return Step(
+            sum(getattr(weights, task) * loss for task, loss in losses.items()), losses, norm.item(), own
+        )
+
+    def _tell(self, result: Step, shares: Shares, rate: float, waited: float, seconds: float) -> None:
+        speed = shares.tokens / seconds
+        self.tracker.step(
+            self.step,
+            {
+                "loss": result.loss,
+                "grad_norm": result.grad_norm,
+                "lr": rate,
+                "tokens_per_s": round(speed, 1),
+                "mfu": flops_utilisation(self.parameters, speed, self.peak_flops),
+                "wait": round(waited / seconds, 4),
+                "step_s": round(seconds, 4),
+                **{f"loss_{task}": loss for task, loss in result.losses.items()},
+            },
+        )
+        if result.own:
+            own = {**result.own, "wait": waited, "probe": self.stragglers.probe()}
+            slowest, lagging = self.stragglers.report(own, self._gather)
+            told = {f"{name}_s": round(value, 4) for name, value in slowest.items()}
+            self.tracker.event("ranks", step=self.step, **told, lagging="; ".join(lagging) or None)
+
+    def _gather(self, values: list[float]) -> list[list[float]]:
+        rows = [torch.zeros(len(values), dtype=torch.float64) for _ in range(self.world)]
+        dist.all_gather(rows, torch.tensor(values, dtype=torch.float64))
+        return [row.tolist() for row in rows]
+
+    def _stopped(self) -> Exit:
+        saved = self._save_now()
+        received = self.stop.received.name if self.stop.received else "another rank's signal"
+        self.tracker.event("stopped", step=self.step, signal=received, saved=saved)
+        return Exit.PREEMPTED if saved else Exit.PREEMPTED_UNSAVED
+
+    def _save_now(self) -> bool:
+        with self.watchdog.patience(self.checkpoints.config.timeout_s):
+            self.checkpoints.save(self.step, self._state(), urgent=True)
+        return self.checkpoints.durable_step == self.step
+
+    def _fatal(self, reason: str, message: str) -> Exit:
+        if self.rank == 0:
+            fatal(reason, message, step=self.step + 1)
+        return Exit.FATAL
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds. The loader's state is that of the samples whose step is done."""
+        progress = {
+            "step": self.step,
+            "loader": getattr(self, "_consumed", None),
+            "window": self.health.state(),
+            "recipe": self.recipe.model_dump(mode="json"),
+        }
+        return {
+            "model": ModelState(self.model),
+            "optimizer": OptimizerState(self.model, self.optimizer),
+            "progress": json.dumps(progress),
+            f"rng.{self.rank}": rng_state(),
+        }
+
+
+@contextmanager
+def _untouched_rng() -> Iterator[None]:
+    """A DataLoader draws from torch's generator when it starts workers: the model's draws must not shift."""
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)

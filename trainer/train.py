@@ -1,0 +1,170 @@
+"""`torchrun … -m trainer.train RECIPE [--set a.b=value …]`: builds a run, resumes it, trains it.
+
+Exit codes are `trainer.resilience.Exit`. The same command starts, restarts and continues a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+import traceback
+from datetime import timedelta
+
+START = time.monotonic()
+
+import numpy as np  # noqa: E402 (the clock above counts the imports)
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+from trainer.checkpoint import Checkpointer  # noqa: E402
+from trainer.collate import Processor  # noqa: E402
+from trainer.config import Recipe, check_world, load_recipe  # noqa: E402
+from trainer.errors import TrainerError  # noqa: E402
+from trainer.loader import Loader  # noqa: E402
+from trainer.loop import Loop  # noqa: E402
+from trainer.mesh import build_mesh  # noqa: E402
+from trainer.model import build_model  # noqa: E402
+from trainer.optimizer import build_optimizer  # noqa: E402
+from trainer.parallel import parallelize  # noqa: E402
+from trainer.preflight import preflight  # noqa: E402
+from trainer.resilience import Exit, StopSignal  # noqa: E402
+from trainer.state import load_model  # noqa: E402
+from trainer.tracking import Tracker, emit, peak_flops  # noqa: E402
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """No abbreviations: torchrun reads flags that it knows, or thinks it knows, for itself."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.train", description=__doc__, allow_abbrev=False)
+    parser.add_argument("recipe", help="YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change one value")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """The run's exit code."""
+    stop = StopSignal()
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        options = parse(arguments)
+        recipe = load_recipe(options.recipe, options.set)
+        check_world(recipe, world)
+        return _run(recipe, rank, world, stop)
+    except TrainerError as error:
+        if rank == 0:
+            for fault in str(error).splitlines():
+                emit("error", text=fault)
+        return Exit.RECIPE
+
+
+def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
+    device = _device()
+    _connect(recipe, rank, world, device)
+    _seed(recipe, rank)
+    preflight(device, recipe.data.cache.directory)
+    mesh = build_mesh(recipe.parallel, world, device.type)
+    processor = Processor(recipe.data.processor)
+    model = build_model(recipe.model, processor, seed=recipe.seed).to(device)
+    model = parallelize(model, recipe.parallel, mesh)
+    loader = Loader(
+        recipe.data,
+        rank=mesh.data_rank,
+        world=mesh.data_size,
+        global_batch=recipe.global_batch,
+        micro_batch=recipe.micro_batch,
+        processor=processor,
+        seed=recipe.seed,
+    )
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    loop = Loop(
+        recipe,
+        mesh=mesh,
+        model=model,
+        optimizer=build_optimizer(model, recipe.optimizer),
+        loader=loader,
+        checkpoints=Checkpointer(recipe.checkpoint, run=recipe.name),
+        tracker=Tracker(
+            recipe.tracking,
+            run=recipe.name,
+            rank=rank,
+            steps=recipe.steps,
+            recipe=recipe.model_dump(mode="json"),
+        ),
+        stop=stop,
+        device=device,
+        peak_flops=peak_flops(recipe.tracking, name),
+    )
+    loop.resume()
+    if loop.step == 0 and recipe.checkpoint.initial:
+        load_model(recipe.checkpoint.initial, model)
+    layout = f"{mesh.replicate}x{mesh.shard}x{mesh.tensor}"
+    loop.tracker.event(
+        "started",
+        run=recipe.name,
+        step=loop.step,
+        ranks=world,
+        mesh=layout,
+        parameters=loop.parameters,
+        device=name,
+        start_s=round(time.monotonic() - START, 2),
+    )
+    model.train()
+    end = loop.run()
+    loop.checkpoints.close()
+    loop.tracker.event("ended", step=loop.step, exit=int(end))
+    loop.tracker.close()
+    if end in (Exit.DONE, Exit.PREEMPTED):
+        dist.barrier()  # nobody closes a connection that another still uses
+    return end
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _connect(recipe: Recipe, rank: int, world: int, device: torch.device) -> None:
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives that the flight recorder keeps
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=recipe.resilience.collective_timeout_s)
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    elif world == 1:
+        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=rank, world_size=world)
+    else:
+        raise TrainerError("WORLD_SIZE", world, "1 without a launcher", "start with torchrun")
+
+
+def _seed(recipe: Recipe, rank: int) -> None:
+    """Each rank draws its own numbers; the model's first weights come from the recipe's seed alone."""
+    own = recipe.seed * 1_000_003 + rank
+    random.seed(own)
+    np.random.seed(own % 2**32)
+    torch.manual_seed(own)
+    if recipe.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+
+
+def _exit(code: int) -> None:
+    """Leave at once: interpreter shutdown with live gloo threads aborts now and then."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except SystemExit as end:  # argparse
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    _exit(code)
