@@ -37,6 +37,7 @@ FLAGS = json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"]
 EMPTY = "import aws_cdk as cdk\napp = cdk.App()\ncdk.Stack(app, 'Empty')\napp.synth()\n"
 MODULES = ("ec2", "fsx", "iam", "kms", "lambda", "logs", "s3", "s3_deployment", "sagemaker")
 SAME_MODULES = "".join(f"import aws_cdk.aws_{name}\n" for name in MODULES) + EMPTY
+NOT_AN_OPERATORS = ("CDK_VALIDATION", "PYTHONDONTWRITEBYTECODE")
 FOUR = "us-east-1,us-east-2,us-west-2,eu-west-1"
 PLAN = "deployments/quickstart.yaml"
 
@@ -96,7 +97,7 @@ def wall(
         for name, command in commands.items():
             with tempfile.TemporaryDirectory() as out:
                 arguments, more = command(Path(out))
-                env = {**{k: v for k, v in os.environ.items() if k != "CDK_VALIDATION"}, **more}
+                env = {**{k: v for k, v in os.environ.items() if k not in NOT_AN_OPERATORS}, **more}
                 began = time.perf_counter()
                 done = subprocess.run(
                     arguments, cwd=ROOT, env=env, capture_output=True, text=True, check=False

@@ -132,6 +132,10 @@ def judge(changes: Sequence[Change], allowed: set[tuple[str, str]], *, strict: b
     failed = [c for c in changes if c.instead and (c.stack, c.resource) not in allowed]
     _print(changes, failed)
     print(f"gate: {len(changes)} changes, {len(failed)} must not happen")
+    if failed:
+        print(f"gate: what is meant all the same goes into {ACCEPTED}: STACK LOGICAL_ID REASON")
+    for stack, name in sorted(allowed - {(c.stack, c.resource) for c in changes if c.instead}):
+        print(f"gate: {ACCEPTED} no longer needs {stack} {name}")
     if strict and changes:
         print("gate: the baselines are out of date; if every change is meant, run `make baseline` and commit")
     return 1 if failed or (strict and changes) else 0

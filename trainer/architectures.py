@@ -1,7 +1,7 @@
 """Sizes of the Qwen3-VL family by name: what `model.base` may be without a directory.
 
-`8b` and `32b` are the published dense models; `400m` and `7b` are the talk's sizes in the same shape; `tiny` runs
-on a laptop's CPU. A named size starts from random weights.
+`8b` and `32b` are the published dense models; `400m` and `7b` are sizes between in the same shape; `tiny`
+runs on a laptop's CPU. A named size starts from random weights.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ ARCHITECTURES: dict[str, dict] = {
 
 
 def qwen3_vl(name: str, *, vocab_size: int | None = None) -> Qwen3VLConfig:
-    """The transformers configuration of a named size; `vocab_size` replaces Qwen's when the tokenizer is another."""
+    """The transformers configuration of a named size; `vocab_size` replaces Qwen's."""
     chosen = ARCHITECTURES[name]
     text = dict(chosen["text_config"])
     if vocab_size is not None:

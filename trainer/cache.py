@@ -1,9 +1,10 @@
 """Shards on local NVMe under a hard byte limit, shared by all processes of one user's run on one node.
 
-Room is reserved before a byte is downloaded, by evicting what was used longest ago; a file that some process is
-reading (it holds a shared lock on it) is never evicted, and nobody waits for room while holding a file, so the
-wait always ends. After kill -9 the kernel drops the dead process's locks: its half-written parts are found
-unlocked and removed, and the ledger, which can only have counted too much, is counted afresh when it is full.
+Room is reserved before a byte is downloaded, by evicting what was used longest ago; a file that some process
+is reading (it holds a shared lock on it) is never evicted, and nobody waits for room while holding a file, so
+the wait always ends. After kill -9 the kernel drops the dead process's locks: its half-written parts are
+found unlocked and removed, and the ledger, which can only have counted too much, is counted afresh when it is
+full.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ _WAIT_S = 300.0
 
 
 class CacheConfig(BaseModel):
-    """`directory`: on NVMe; `limit_bytes`: never exceeded; `run`: isolates runs (default: the launcher's run id)."""
+    """`directory`: on NVMe; `limit_bytes`: never exceeded; `run`: isolates runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     directory: str = "/tmp/trainshed-cache"  # noqa: S108 - a subdirectory of it belongs to the user alone
@@ -60,10 +61,12 @@ class Cache:
             self._count()
 
     def expect(self, stream: str, total: int, largest: int) -> None:
-        """Check at start that the limit lets a stream be read at all; bytes on disk, compressed parts included."""
+        """Check at start that the limit lets a stream be read at all; bytes with compressed parts."""
         if self.limit < 2 * largest:
             allowed = f"at least {2 * largest} (two of the largest shard of {stream})"
-            raise TrainerError("cache.limit_bytes", self.limit, allowed, "raise the limit or write smaller shards")
+            raise TrainerError(
+                "cache.limit_bytes", self.limit, allowed, "raise the limit or write smaller shards"
+            )
         self._expected[stream] = total + largest
 
     @property
@@ -73,7 +76,7 @@ class Cache:
 
     @contextmanager
     def hold(self, key: str, size: int, fill: Callable[[Path], None], *, overhead: int = 0) -> Iterator[Path]:
-        """The file of this key, filled if absent; `fill` may use `overhead` bytes beside the file's `size`."""
+        """The file of this key, filled if absent; `fill` may use `overhead` bytes beside `size`."""
         file = self.acquire(key, size, fill, overhead=overhead)
         try:
             yield Path(file.name)
@@ -127,7 +130,9 @@ class Cache:
         """A locked file whose name counts as `need` bytes; the lock says that its owner lives."""
         deadline = time.monotonic() + self._wait_s
         if need > self.limit:
-            raise TrainerError("cache.limit_bytes", self.limit, f"at least {need} for {path.name}", "raise the limit")
+            raise TrainerError(
+                "cache.limit_bytes", self.limit, f"at least {need} for {path.name}", "raise the limit"
+            )
         while True:
             with self._ledger(), disk_errors("cache.directory", self.root):
                 used = self._read()

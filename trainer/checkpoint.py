@@ -94,6 +94,7 @@ class Checkpointer:
         self._pending: Future[str | None] | None = None
         self._failures = 0
         self._stall_s = 0.0
+        self._asynchronous = config.mode == "async"
 
     def due(self, step: int) -> bool:
         """Whether the recipe asks for a checkpoint after this step."""
@@ -113,7 +114,7 @@ class Checkpointer:
         plain = {
             key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()
         }
-        waits = urgent or self.config.mode == "sync"
+        waits = urgent or not self._asynchronous
         staged = plain if waits else self._stager.stage(plain)
         self._staging = staged if isinstance(staged, Future) else None
         self._stall_s = time.monotonic() - started
@@ -125,7 +126,9 @@ class Checkpointer:
         """Wait until the copy is whole. Call before anything changes the weights."""
         if self._staging is not None:
             started = time.monotonic()
-            self._staging.exception()  # a failed copy is reported by the writer that needs it
+            if (failure := self._staging.exception()) is not None:  # the writer fails with it, too
+                emit("staging_failed", rank=self.rank, now="sync", error=cause(failure))
+                self._asynchronous = False
             self._staging = None
             self._stall_s += time.monotonic() - started
 
@@ -159,21 +162,14 @@ class Checkpointer:
         """In the thread: write, publish, retain. Returns the error, the same on all ranks."""
         files: dict[str, File] = {}
         try:
-            content = staged.result() if isinstance(staged, Future) else staged
-            writer = self.folder.writer(name_of(step), self.config.writer_threads)
-            files = record_digests(writer)
-            _clear_before_writing(writer, self.folder, name_of(step))
-            dcp.save(content, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
-            error = None
-        except (Exception, CheckpointException) as failure:
-            error = cause(failure)
-        try:
-            errors, written = zip(*self._gather((error, files)), strict=True)
-            error = next((entry for entry in errors if entry), None)
+            error = self._agreed(cause(staged.exception()) if _failed(staged) else None)
+            if error is None:
+                content = staged.result() if isinstance(staged, Future) else staged
+                error = self._save_data(step, content, files)
+            written = self._gather(files)
             if self.rank == 0:
-                error = error or self._publish(
-                    step, {k: v for part in written for k, v in part.items()}, started
-                )
+                everything = {name: file for part in written for name, file in part.items()}
+                error = error or self._publish(step, everything, started)
                 if error:
                     self._report_failure(step, error)
             outcome = [error]
@@ -185,6 +181,21 @@ class Checkpointer:
         if error is None:
             self.durable_step = step
         return error
+
+    def _save_data(self, step: int, content: dict[str, Any], files: dict[str, File]) -> str | None:
+        """Write and sync this rank's part; `files` is filled. Returns the error, the same on all ranks."""
+        try:
+            writer = self.folder.writer(name_of(step), self.config.writer_threads)
+            record_digests(writer, files)
+            _clear_before_writing(writer, self.folder, name_of(step))
+            dcp.save(content, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+        except (Exception, CheckpointException) as failure:
+            return self._agreed(cause(failure))
+        return self._agreed(None)
+
+    def _agreed(self, error: str | None) -> str | None:
+        """The first error of any rank: all must take the same way through the collectives."""
+        return next((entry for entry in self._gather(error) if entry), None)
 
     def _publish(self, step: int, files: dict[str, File], started: float) -> str | None:
         """On rank 0."""
@@ -270,6 +281,11 @@ class Checkpointer:
         except (NotWholeError, OSError) as failure:
             return str(failure)
         return None
+
+
+def _failed(staged: Any) -> bool:  # noqa: ANN401
+    """Whether the copy failed; waits for it."""
+    return isinstance(staged, Future) and staged.exception() is not None
 
 
 def _clear_before_writing(writer: Any, folder: Folder, name: str) -> None:  # noqa: ANN401

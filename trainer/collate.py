@@ -1,8 +1,8 @@
 """Samples to one packed batch: media placeholders, text, Qwen3-VL's patches and its multimodal positions.
 
 One sample: before [start image* end] per camera, lidar*, radar*, prompt, between, answer, after, <action>.
-Loss lies on answer and `after`. A sample to be answered by the model (`answers=False`) ends with `between` and
-<action>.
+Loss lies on answer and `after`. A sample to be answered by the model (`answers=False`) ends with `between`
+and <action>.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NO_LABEL = -100
 
 
 class ProcessorConfig(BaseModel):
-    """Must fit the model: patch sizes those of its vision tower, lidar and radar tokens those of its encoders.
+    """Must fit the model: its vision tower's patch sizes, its encoders' lidar and radar tokens.
 
     Points and boxes are padded to `max_*` (fixed shapes compile once) and thinned evenly, boxes by distance,
     beyond. The packed row is padded to a multiple of `pack_to`; `max_tokens` bounds one sample.
@@ -79,7 +79,9 @@ class Processor:
         cut = images.reshape(
             count, rows // merge, merge, patch, columns // merge, merge, patch, channels
         ).transpose(0, 1, 4, 2, 5, 7, 3, 6)
-        flat = _lookup(config.image_mean, config.image_std)[cut].reshape(count * rows * columns, channels, 1, patch**2)
+        flat = _lookup(config.image_mean, config.image_std)[cut].reshape(
+            count * rows * columns, channels, 1, patch**2
+        )
         return np.broadcast_to(
             flat, (len(flat), channels, config.temporal_patch_size, patch**2)
         ).reshape(len(flat), -1)  # fmt: skip
@@ -102,8 +104,8 @@ class Processor:
     def positions(self, ids: np.ndarray, grids: Sequence[tuple[int, int, int]]) -> np.ndarray:
         """[4, len] of one sample: text position, then time, height and width as Qwen3-VL counts them.
 
-        Text counts up in all three; a picture starts at the next number, spans rows and columns from there, and
-        text goes on after its longer side.
+        Text counts up in all three; a picture starts at the next number, spans rows and columns from there,
+        and text goes on after its longer side.
         """
         out = np.empty((4, len(ids)), np.int64)
         out[0] = np.arange(len(ids))

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer.cache import Cache, CacheConfig
 from trainer.errors import TrainerError
-from trainer.mds import BadShard, Shards
+from trainer.mds import BadShardError, Shards
 from trainer.samples import COLUMNS, TASKS, Sample
 from trainer.synthesize import Scale, synthesize
 
@@ -20,13 +20,17 @@ def verify(url: str) -> list[str]:
     faults: list[str] = []
     with tempfile.TemporaryDirectory(prefix="trainshed-verify-") as scratch:
         limit = 16 * 2**30
-        shards = Shards(url, cache=lambda: Cache(CacheConfig(directory=scratch, limit_bytes=limit, run="verify")))
+        shards = Shards(
+            url, cache=lambda: Cache(CacheConfig(directory=scratch, limit_bytes=limit, run="verify"))
+        )
         for name, encoding in COLUMNS.items():
             if shards.columns.get(name) != encoding:
                 faults.append(f"column {name}: given {shards.columns.get(name)}; allowed {encoding}")
         unhashed = [shard.name for shard in shards.shards if not shard.hashes]
         if unhashed:
-            faults.append(f"{len(unhashed)} shards without a hash in the index: given none; allowed sha1 or xxh64")
+            faults.append(
+                f"{len(unhashed)} shards without a hash in the index: given none; allowed sha1 or xxh64"
+            )
         tasks: Counter[str] = Counter()
         first = 0
         for number, shard in enumerate(shards.shards):
@@ -35,7 +39,7 @@ def verify(url: str) -> list[str]:
                 if not faults:
                     samples = shards.read(np.arange(first, first + shard.samples))
                     tasks += Counter(Sample.from_columns(one, url).task for one in samples)
-            except BadShard as error:
+            except BadShardError as error:
                 faults.append(str(error))
             first += shard.samples
         unknown = sorted(set(tasks) - set(TASKS))
@@ -63,11 +67,12 @@ def main(arguments: list[str] | None = None) -> int:
         # Held-out sets use other seeds, so that no scene is in both.
         seed = options.seed if options.split in (None, "train") else options.seed + 1_000_003
         synthesize(
-            out, options.samples, seed, scale=scale, reasoning=options.reasoning, compression=options.compression,
-            shard_bytes=options.shard_mib * 2**20,
+            out, options.samples, seed, scale=scale, reasoning=options.reasoning,
+            compression=options.compression, shard_bytes=options.shard_mib * 2**20,
         )  # fmt: skip
         took = time.perf_counter() - began
-        _say(f"wrote {options.samples} samples to {out} in {took:.1f} s ({options.samples / took:.0f} samples/s)")
+        pace = options.samples / took
+        _say(f"wrote {options.samples} samples to {out} in {took:.1f} s ({pace:.0f} samples/s)")
     except TrainerError as error:
         _say(f"error: {error}", error=True)
         return 2
@@ -81,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     write.add_argument("--out", required=True, help="directory or s3://bucket/prefix, empty")
     write.add_argument("--samples", type=int, required=True)
     write.add_argument("--seed", type=int, default=0)
-    write.add_argument("--split", choices=("train", "val"), help="written below --out; val has scenes of its own")
+    write.add_argument(
+        "--split", choices=("train", "val"), help="written below --out; val has scenes of its own"
+    )
     write.add_argument("--cameras", type=int, default=2)
     write.add_argument("--side", type=int, default=64, help="pixels of a square picture")
     write.add_argument("--lidar", type=int, default=128, help="most lidar points")

@@ -11,8 +11,8 @@ from torch.nn import functional as fn
 class EncoderConfig(BaseModel):
     """One point sensor: `tokens` in the stream, `extent` metres each way in `grid` by `grid` pillars.
 
-    `scale` divides each column of the points, so that metres, metres per second and intensities reach the first
-    layer at about one; its first two entries belong to x and y.
+    `scale` divides each column of the points, so that metres, metres per second and intensities reach the
+    first layer at about one; its first two entries belong to x and y.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""Column encodings of MDS: decoders `(sample bytes, offset, length) -> value` that copy nothing they need not."""
+"""Column encodings of MDS: decoders `(sample bytes, offset, length) -> value`, without needless copies."""
 
 import io
 import json
@@ -24,7 +24,7 @@ def _text(data: bytes, at: int, length: int) -> str:
     return data[at : at + length].decode()
 
 
-def _image(data: bytes, at: int, length: int) -> Any:
+def _image(data: bytes, at: int, length: int) -> object:
     from PIL import Image  # noqa: PLC0415 - only where a column holds compressed images
 
     return Image.open(io.BytesIO(data[at : at + length]))

@@ -40,7 +40,7 @@ class BoxConfig(BaseModel):
 
 
 def constant_velocity(history: Tensor, steps: int) -> Tensor:
-    """Past poses [B, P, 3] (x, y, heading; the last is now), continued at their last velocity: [B, steps, 3]."""
+    """Past poses [B, P, 3] (x, y, heading; the last is now), at constant velocity: [B, steps, 3]."""
     now = history[:, -1]
     velocity = now - history[:, -2] if history.shape[1] > 1 else torch.zeros_like(now)
     velocity = torch.cat([velocity[:, :2], torch.zeros_like(velocity[:, 2:])], dim=-1)

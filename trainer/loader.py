@@ -1,8 +1,10 @@
-"""Batches for a rank, endlessly, from any position on: `for micro_batches in loader` gives one optimizer step.
+"""Batches for a rank, endlessly, from any position on.
 
-Global sample position p counts from 0 over all epochs. Step s covers [s*G, (s+1)*G) whatever the number of ranks;
-rank r of W takes the r-th contiguous part of it, in micro-batches. So a run stopped at a step goes on at the next
-sample on any world size and any number of workers, each sample once per epoch.
+`for micro_batches in loader` gives one optimizer step at a time.
+
+Global sample position p counts from 0 over all epochs. Step s covers [s*G, (s+1)*G) whatever the number of
+ranks; rank r of W takes the r-th contiguous part of it, in micro-batches. So a run stopped at a step goes on
+at the next sample on any world size and any number of workers, each sample once per epoch.
 """
 
 import time
@@ -56,8 +58,9 @@ class _Batches(Dataset):
 class Loader:
     """Micro-batches of this rank's share of every step.
 
-    `rank` and `world` count data-parallel ranks; tensor-parallel peers pass the same rank. `wait_s`: seconds the
-    last step waited for data; `waited_s`: all steps together. The state is what was handed out, not prefetched.
+    `rank` and `world` count data-parallel ranks; tensor-parallel peers pass the same rank. `wait_s`: seconds
+    the last step waited for data; `waited_s`: all steps together. The state is what was handed out, not
+    prefetched.
     """
 
     def __init__(
@@ -73,9 +76,13 @@ class Loader:
     ) -> None:
         if global_batch % (world * micro_batch):
             allowed = f"a multiple of ranks x micro_batch = {world} x {micro_batch}"
-            raise TrainerError("global_batch", global_batch, allowed, "change global_batch, micro_batch or the mesh")
+            raise TrainerError(
+                "global_batch", global_batch, allowed, "change global_batch, micro_batch or the mesh"
+            )
         if global_batch % config.lanes:
-            raise TrainerError("data.lanes", config.lanes, f"a divisor of global_batch {global_batch}", "change it")
+            raise TrainerError(
+                "data.lanes", config.lanes, f"a divisor of global_batch {global_batch}", "change it"
+            )
         self.config, self.seed, self.processor = config, seed, processor
         self.rank, self.world = rank, world
         self.global_batch, self.micro_batch = global_batch, micro_batch
@@ -148,7 +155,9 @@ class Loader:
             "lanes": config.lanes,
             "stripe": self.global_batch // config.lanes if config.lanes > 1 else 1,
             "weights": [stream.weight for stream in config.streams],
-            "shards": [f"{len(s.sizes)}-{size:016x}" for s, size in zip(self.source.streams, sizes, strict=True)],
+            "shards": [
+                f"{len(s.sizes)}-{size:016x}" for s, size in zip(self.source.streams, sizes, strict=True)
+            ],
         }
 
     def _micro_batches(self) -> Iterator[Batch]:
@@ -162,6 +171,8 @@ class Loader:
             prefetch_factor=config.prefetch if config.workers else None,
             worker_init_fn=partial(init_worker, parent=getpid()),
             pin_memory=torch.cuda.is_available(),
+            # Its own generator: starting workers must not move the model's random numbers.
+            generator=torch.Generator().manual_seed(self.seed % 2**63),
         )
         iterator = iter(loader)
         workers = list(getattr(iterator, "_workers", ()))
@@ -178,15 +189,23 @@ class Loader:
             end(workers)
 
 
-def _same(batch: Any) -> Any:
+def _same(batch: object) -> object:
     return batch
 
 
 def pass_over(
-    config: DataConfig, *, rank: int, world: int, micro_batch: int, processor: Processor, limit: int | None = None,
+    config: DataConfig,
+    *,
+    rank: int,
+    world: int,
+    micro_batch: int,
+    processor: Processor,
+    limit: int | None = None,
     answers: bool = True,
-) -> Iterator[Batch]:  # fmt: skip
-    """One pass in stored order over all streams, for evaluation; the last batch may be short, `limit` in samples.
+) -> Iterator[Batch]:
+    """One pass in stored order over all streams, for evaluation; the last batch may be short.
+
+    At most `limit` samples. `answers=False` leaves the answers for the model to give.
 
     Rank r takes every world-th micro-batch, so the ranks' samples together are each sample once.
     """

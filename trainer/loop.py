@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,7 @@ class Loop:
         self.stragglers = Stragglers(recipe.resilience, device)
         self.watchdog = Watchdog(recipe.resilience, rank=self.rank)
         self.step = 0  # optimizer steps done
+        self._consumed = loader.state_dict()  # of the samples whose step is done; prefetch runs ahead
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint, and say which ones did not count."""
@@ -138,7 +139,8 @@ class Loop:
         self._tell(result, shares, rate, waited, time.perf_counter() - started)
         self.watchdog.beat(self.step)
         if self.checkpoints.due(self.step) and self.step < self.recipe.steps:
-            self.checkpoints.save(self.step, self._state())
+            with self._writing():
+                self.checkpoints.save(self.step, self._state())
         return None
 
     def _share(self, micro_steps: list[Batch]) -> Shares:
@@ -209,15 +211,20 @@ class Loop:
         return [row.tolist() for row in rows]
 
     def _stopped(self) -> Exit:
-        saved = self._save_now()
+        # Before the first step there is nothing to save, and asking Adam for its state would begin one.
+        saved = self.step == 0 or self._save_now()
         received = self.stop.received.name if self.stop.received else "another rank's signal"
         self.tracker.event("stopped", step=self.step, signal=received, saved=saved)
         return Exit.PREEMPTED if saved else Exit.PREEMPTED_UNSAVED
 
     def _save_now(self) -> bool:
-        with self.watchdog.patience(self.checkpoints.config.timeout_s):
+        with self._writing():
             self.checkpoints.save(self.step, self._state(), urgent=True)
         return self.checkpoints.durable_step == self.step
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """Slow storage is no hang."""
+        return self.watchdog.patience(self.checkpoints.config.timeout_s)
 
     def _fatal(self, reason: str, message: str) -> Exit:
         if self.rank == 0:
@@ -225,10 +232,10 @@ class Loop:
         return Exit.FATAL
 
     def _state(self) -> dict[str, Any]:
-        """What a checkpoint holds. The loader's state is that of the samples whose step is done."""
+        """What a checkpoint holds."""
         progress = {
             "step": self.step,
-            "loader": getattr(self, "_consumed", None),
+            "loader": self._loader_state(),
             "window": self.health.state(),
             "recipe": self.recipe.model_dump(mode="json"),
         }
@@ -238,6 +245,12 @@ class Loop:
             "progress": json.dumps(progress),
             f"rng.{self.rank}": rng_state(),
         }
+
+    def _loader_state(self) -> dict[str, Any]:
+        """One state for all ranks: with the shards that any of them has quarantined. Collective."""
+        everyone: list[Any] = [None] * self.world
+        dist.all_gather_object(everyone, self._consumed["quarantined"])
+        return {**self._consumed, "quarantined": sorted(set().union(*everyone))}
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional as fn
 
+from trainer.errors import TrainerError
 from trainer.heads import encode_boxes
 
 TASKS = ("text", "action", "boxes")
@@ -118,8 +119,14 @@ def assign(cost: np.ndarray) -> np.ndarray:
     return chosen
 
 
+def _check_classes(kinds: Tensor, classes: int) -> None:
+    if kinds.numel() and (worst := int(kinds.max())) >= classes:
+        fix = f"set model.boxes.classes to {worst + 1} or more"
+        raise TrainerError("batch.boxes", f"class {worst}", f"0 to {classes - 1}", fix)
+
+
 def box_loss(scores: Tensor, coded: Tensor, boxes: Tensor, mask: Tensor, extent: float) -> Tensor:
-    """Each true box is given one query (least total cost); class cross-entropy over queries plus L1 over pairs.
+    """Each true box gets one query, at least total cost; class cross-entropy over queries plus L1 over pairs.
 
     Both are means inside a sample and summed over samples that have boxes. `scores` [B, Q, C + 1], `coded`
     [B, Q, 8], `boxes` [B, K, 8], `mask` [B, K]; of more than Q boxes the nearest to the vehicle are kept.
@@ -127,6 +134,7 @@ def box_loss(scores: Tensor, coded: Tensor, boxes: Tensor, mask: Tensor, extent:
     none = scores.shape[-1] - 1
     target = encode_boxes(torch.where(mask[..., None], boxes.float(), 1.0), extent)
     kinds = torch.where(mask, boxes[..., 7], 0.0).long()
+    _check_classes(kinds, none)
     with torch.no_grad():
         likely = scores.softmax(-1)[..., :-1].gather(
             2, kinds[:, None].expand(-1, scores.shape[1], -1)

@@ -1,7 +1,8 @@
 """Reader of MosaicML MDS shards as MDSWriter writes them (index.json, raw or zstd), by mmap and in batches.
 
-Layout of a shard: uint32 count, uint32 offsets[count + 1], then the samples; a sample is the uint32 sizes of its
-variable columns followed by the columns. Every shard is hashed when a process first opens it, cached or not.
+Layout of a shard: uint32 count, uint32 offsets[count + 1], then the samples; a sample is the uint32 sizes of
+its variable columns followed by the columns. Every shard is hashed when a process first opens it, cached or
+not.
 """
 
 import hashlib
@@ -17,12 +18,12 @@ import numpy as np
 from trainer.cache import Cache
 from trainer.encodings import decoder, fixed_size
 from trainer.errors import TrainerError
-from trainer.stores import DirectoryStore, Missing, open_store
+from trainer.stores import DirectoryStore, MissingError, open_store
 
 _FAST_HASHES = ("xxh3_64", "xxh3_128", "xxh64", "xxh128", "xxh32", "blake2b", "sha1", "md5")
 
 
-class BadShard(TrainerError):
+class BadShardError(TrainerError):
     """A shard whose bytes in the store are not those that were written."""
 
     def __init__(self, url: str, shard: str, given: str, allowed: str) -> None:
@@ -81,7 +82,9 @@ class Shards:
         self._checked: dict[int, tuple[int, int, int]] = {}
         if not isinstance(self.store, DirectoryStore) or any(shard.zip_name for shard in self.shards):
             if cache is None:
-                raise TrainerError("data.cache", "none", f"a cache for {self.url}", "set data.cache.directory")
+                raise TrainerError(
+                    "data.cache", "none", f"a cache for {self.url}", "set data.cache.directory"
+                )
             self._cache = cache()
             total, largest = sum(s.size for s in self.shards), max(s.size + s.zip_size for s in self.shards)
             self._cache.expect(self.url, total, largest)
@@ -113,7 +116,7 @@ class Shards:
         return out
 
     def verify(self, number: int) -> None:
-        """Read the whole shard and compare its hash; raises BadShard."""
+        """Read the whole shard and compare its hash; raises BadShardError."""
         file, data, _ = self._opened(number, fresh=True)
         if number not in self._open:
             data.close()
@@ -121,7 +124,7 @@ class Shards:
 
     @property
     def _keep(self) -> bool:
-        """Whether files may stay mapped: in place nothing is evicted, nor from a cache that holds everything."""
+        """Whether files may stay mapped: nothing is evicted in place, nor from a cache that holds all."""
         return self._cache is None or self._cache.roomy
 
     def _index(self) -> list[Shard]:
@@ -133,15 +136,21 @@ class Shards:
         except (ValueError, KeyError) as error:
             if isinstance(error, TrainerError):
                 raise
-            raise TrainerError(where, f"{type(error).__name__}: {error}", "an MDS index", "merge or write it again") from None
+            raise TrainerError(
+                where, f"{type(error).__name__}: {error}", "an MDS index", "merge or write it again"
+            ) from None
         shards = [shard for shard in shards if shard.samples]
         if not shards or formats != {("mds", 2)}:
             given = sorted(formats) or "no shards"
-            raise TrainerError(where, given, "MDS version 2 with at least one sample", "write it with MDSWriter")
+            raise TrainerError(
+                where, given, "MDS version 2 with at least one sample", "write it with MDSWriter"
+            )
         for shard in shards:
             for _, encoding, size in shard.columns:
                 if fixed_size(encoding) != size:
-                    raise TrainerError(where, f"{encoding} of {size} bytes", str(fixed_size(encoding)), "write it again")
+                    raise TrainerError(
+                        where, f"{encoding} of {size} bytes", str(fixed_size(encoding)), "write it again"
+                    )
         return shards
 
     def _opened(self, number: int, *, fresh: bool = False) -> tuple[IO[bytes], mmap.mmap, np.ndarray]:
@@ -151,7 +160,7 @@ class Shards:
         file = self._file(shard)
         try:
             data = self._map(number, shard, file, fresh)
-        except BadShard:
+        except BadShardError:
             file.close()
             if self._cache is None:
                 raise
@@ -168,13 +177,15 @@ class Shards:
         try:
             if self._cache is None:
                 if not self.store.exists(shard.name):
-                    raise BadShard(self.url, shard.name, "no such file", f"{shard.size} bytes")
+                    raise BadShardError(self.url, shard.name, "no such file", f"{shard.size} bytes")
                 return (Path(self.store.url.removeprefix("file://")).expanduser() / shard.name).open("rb")
             return self._cache.acquire(
                 self._key(shard), shard.size, lambda into: self._fetch(shard, into), overhead=shard.zip_size
             )
-        except Missing:
-            raise BadShard(self.url, shard.zip_name or shard.name, "no such file", f"{shard.size} bytes") from None
+        except MissingError:
+            raise BadShardError(
+                self.url, shard.zip_name or shard.name, "no such file", f"{shard.size} bytes"
+            ) from None
 
     def _fetch(self, shard: Shard, into: Path) -> None:
         """Download, decompress and check one shard; the compressed part is removed before the end."""
@@ -191,7 +202,7 @@ class Shards:
     def _map(self, number: int, shard: Shard, file: IO[bytes], fresh: bool) -> mmap.mmap:
         stat = Path(f"/proc/self/fd/{file.fileno()}").stat()
         if stat.st_size != shard.size:
-            raise BadShard(self.url, shard.name, f"{stat.st_size} bytes", f"{shard.size} bytes")
+            raise BadShardError(self.url, shard.name, f"{stat.st_size} bytes", f"{shard.size} bytes")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         stamp = stat.st_ino, stat.st_mtime_ns, stat.st_size
         if fresh or self._checked.get(number) != stamp:
@@ -203,17 +214,17 @@ class Shards:
         return f"{self._stream}-{shard.name}"
 
 
-def _check(url: str, name: str, data: Any, size: int, hashes: dict[str, str]) -> None:
+def _check(url: str, name: str, data: bytes | mmap.mmap, size: int, hashes: dict[str, str]) -> None:
     if len(data) != size:
-        raise BadShard(url, name, f"{len(data)} bytes", f"{size} bytes")
+        raise BadShardError(url, name, f"{len(data)} bytes", f"{size} bytes")
     algorithm = next((one for one in (*_FAST_HASHES, *sorted(hashes)) if one in hashes), None)
     if algorithm is not None:
         actual = _digest(algorithm, data)
         if actual != hashes[algorithm]:
-            raise BadShard(url, name, f"{algorithm} {actual}", f"{algorithm} {hashes[algorithm]}")
+            raise BadShardError(url, name, f"{algorithm} {actual}", f"{algorithm} {hashes[algorithm]}")
 
 
-def _digest(algorithm: str, data: Any) -> str:
+def _digest(algorithm: str, data: bytes | mmap.mmap) -> str:
     if algorithm.startswith("xx"):
         import xxhash  # noqa: PLC0415 - only where the index uses it
 
@@ -224,13 +235,17 @@ def _digest(algorithm: str, data: Any) -> str:
 def _decompress(url: str, shard: Shard, data: bytes) -> bytes:
     kind = (shard.compression or "").partition(":")[0]
     if kind != "zstd":
-        raise TrainerError(f"{url}/{shard.zip_name}", f"compression {kind}", "none or zstd", "write it again with zstd")
+        raise TrainerError(
+            f"{url}/{shard.zip_name}", f"compression {kind}", "none or zstd", "write it again with zstd"
+        )
     import zstd  # noqa: PLC0415 - only where shards are compressed
 
     try:
         return zstd.decompress(data)
     except zstd.Error as error:
-        raise BadShard(url, shard.zip_name or shard.name, f"zstd: {error}", "a whole zstd frame") from None
+        raise BadShardError(
+            url, shard.zip_name or shard.name, f"zstd: {error}", "a whole zstd frame"
+        ) from None
 
 
 def _sample_decoder(columns: tuple[tuple[str, str, int | None], ...]) -> Callable[[bytes], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One device mesh for every layout: replicate (across nodes), shard (inside a node), tensor (neighbouring GPUs)."""
+"""One device mesh for every layout: replicate (across nodes), shard (inside one), tensor (neighbours)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Dim = PositiveInt | Literal[-1]
 
 
 class ParallelConfig(BaseModel):
-    """How the ranks are laid out: `replicate` copies of a model cut in `shard` parts, each of `tensor` slices.
+    """How the ranks are laid out: `replicate` copies of a model in `shard` parts, each of `tensor` slices.
 
-    One of `replicate` and `shard` may be -1: whatever the number of ranks leaves. `mode` says what the two stand
-    for: `ddp` replicates only, `fsdp` shards only, `hsdp` does both, `none` is one process without a group.
+    One of `replicate` and `shard` may be -1: whatever the number of ranks leaves. `mode` says which of them
+    may exceed 1: `ddp` replicates, `fsdp` shards, `hsdp` does both, `none` is one process without a group.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -195,7 +195,7 @@ class LanguageActionModel(nn.Module):
 
     @staticmethod
     def _place(embeds: Tensor, tokens: Tensor, here: Tensor, segment: Tensor) -> Tensor:
-        """Sensor tokens [B, n, D] at the places `here` [1, T]: the k-th place of a sample takes its k-th token."""
+        """Sensor tokens [B, n, D] at places `here` [1, T]: a sample's k-th place takes its k-th token."""
         before = here.long().cumsum(1) - 1  # number of such places up to this one, whole stream
         sample = segment.clamp_min(0)
         per_sample = torch.zeros(tokens.shape[0], dtype=torch.long, device=here.device)
@@ -260,6 +260,7 @@ def build_model(
                 )
             if config.lora is not None:
                 _add_lora(language, config.lora)
+            torch.manual_seed(seed + 1)  # however many numbers the core drew
             model = LanguageActionModel(config, language, vocabulary)
     freeze(model, config.freeze)
     return model

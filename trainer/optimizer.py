@@ -14,7 +14,7 @@ from trainer.errors import TrainerError
 
 
 class OptimizerConfig(BaseModel):
-    """`clip_norm` 0 leaves gradients as they are; `part_lr` multiplies the rate by prefix of parameter names."""
+    """`clip_norm` 0 does not clip; `part_lr` multiplies the rate by prefix of parameter names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,10 +1,10 @@
-"""Sample order without state: position -> sample by arithmetic, for any position, in constant time and memory.
+"""Sample order without state: position -> sample by arithmetic, in constant time and memory.
 
-The samples lie in blocks (an MDS shard each). An epoch visits the blocks in a shuffled order, `window` of them
-at a time, and draws from one window uniformly before it moves to the next: as well mixed as a shuffle buffer of
-`window` whole shards, yet object storage sees each shard fetched once per epoch. Both shuffles are Feistel
-networks over Z_a x Z_b (a*b just above n, so cycle walking rarely walks), keyed by seed, epoch and window.
-Nothing is stored but, when blocks are ragged, two arrays over blocks.
+The samples lie in blocks (an MDS shard each). An epoch visits the blocks in a shuffled order, `window` of
+them at a time, and draws from one window uniformly before it moves to the next: as well mixed as a shuffle
+buffer of `window` whole shards, yet object storage sees each shard fetched once per epoch. Both shuffles are
+Feistel networks over Z_a x Z_b (a*b just above n, so cycle walking rarely walks), keyed by seed, epoch and
+window. Nothing is stored but, when blocks are ragged, two arrays over blocks.
 """
 
 from collections import OrderedDict
@@ -66,7 +66,7 @@ def _feistel(x: np.ndarray, wide: np.ndarray, high: np.ndarray, keys: np.ndarray
 
 
 class _Even:
-    """Blocks of one size, the last possibly shorter: arithmetic only. `place` is a block's turn in the epoch."""
+    """Blocks of one size, the last possibly shorter: arithmetic only; `place` is a block's turn."""
 
     def __init__(self, n: int, block: int, key: int) -> None:
         self.block, self.full = block, n // block
@@ -116,9 +116,9 @@ class _Ragged:
 class Order:
     """A permutation of range(n): sample number at each position of one epoch.
 
-    `block`: samples per block, or `sizes`: samples of each block when they differ. `window`: blocks mixed at a
-    time. `lanes` > 1 cuts the epoch in that many parts read side by side, `stripe` positions of one then of the
-    next, so that ranks of one node keep to few lanes and a node fetches about 1/lanes of the data.
+    `block`: samples per block, or `sizes`: samples of each block when they differ. `window`: blocks mixed at
+    a time. `lanes` > 1 cuts the epoch in that many parts read side by side, `stripe` positions of one then of
+    the next, so that ranks of one node keep to few lanes and a node fetches about 1/lanes of the data.
     """
 
     def __init__(
@@ -133,7 +133,13 @@ class Order:
         lanes: int = 1,
         stripe: int = 1,
     ) -> None:
-        for name, value in (("n", n), ("block", block), ("window", window), ("lanes", lanes), ("stripe", stripe)):
+        for name, value in (
+            ("n", n),
+            ("block", block),
+            ("window", window),
+            ("lanes", lanes),
+            ("stripe", stripe),
+        ):
             if value < 1:
                 raise TrainerError(f"order.{name}", value, "at least 1", f"set {name} to 1 or more")
         self.n, self.window, self._key = n, window, fold(seed, epoch)
@@ -160,7 +166,9 @@ class Order:
         low = blocks.first(turn * self.window)
         high_place = np.minimum((turn + 1) * self.window, blocks.count)
         high = blocks.first(high_place)
-        keys = _mix(turn.astype(np.uint64), np.uint64(fold(self._key, 2))) * _C2 + np.uint64(fold(self._key, 3))
+        keys = _mix(turn.astype(np.uint64), np.uint64(fold(self._key, 2))) * _C2 + np.uint64(
+            fold(self._key, 3)
+        )
         inside = permute(flat - low, high - low, keys).astype(np.int64)
         place, offset = blocks.locate(low + inside)
         return blocks.begin(place) + offset
@@ -178,13 +186,15 @@ class Order:
 def _shape(sizes: np.ndarray, n: int, key: int) -> "_Even | _Ragged":
     sizes = np.asarray(sizes, np.int64)
     if int(sizes.sum()) != n or (sizes < 1).any():
-        raise TrainerError("order.sizes", f"sum {int(sizes.sum())}", f"positive sizes that sum to n={n}", "recount")
+        raise TrainerError(
+            "order.sizes", f"sum {int(sizes.sum())}", f"positive sizes that sum to n={n}", "recount"
+        )
     even = len(sizes) == 1 or ((sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0])
     return _Even(n, int(sizes[0]), key) if even else _Ragged(sizes, key)
 
 
 class Mixture:
-    """Streams by weight: position -> (stream, sample), endlessly; a stream that is exhausted is shuffled anew.
+    """Streams by weight: position -> (stream, sample), endlessly; an exhausted stream is shuffled anew.
 
     A fixed pattern of 1024 positions, spread evenly, says which stream serves a position, so the stream's own
     position follows by arithmetic. With one stream every epoch holds each sample exactly once.
@@ -201,7 +211,9 @@ class Mixture:
         stripe: int = 1,
     ) -> None:
         if len(sizes) != len(weights) or not sizes or min(weights) <= 0:
-            raise TrainerError("data.streams", list(weights), "one weight above 0 per stream", "set each weight")
+            raise TrainerError(
+                "data.streams", list(weights), "one weight above 0 per stream", "set each weight"
+            )
         self.sizes = [np.asarray(one, np.int64) for one in sizes]
         self.totals = np.array([int(one.sum()) for one in self.sizes], np.int64)
         self.seed, self._shape = seed, {"window": window, "lanes": lanes, "stripe": stripe}
@@ -244,7 +256,8 @@ def _pattern(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     quota = np.maximum(np.floor(share), 1).astype(np.int64)
     for stream in np.argsort(quota - share, kind="stable")[: max(_PATTERN - int(quota.sum()), 0)]:
         quota[stream] += 1
-    # The k-th of q turns of a stream wants to lie at (k + 1/2) / q of the cycle: sorted, the streams interleave.
+    # The k-th of q turns of a stream wants to lie at (k + 1/2) / q of the cycle: sorted, the streams
+    # interleave.
     streams = np.repeat(np.arange(len(quota)), quota)
     earlier = np.concatenate([np.arange(q) for q in quota])
     turns = np.argsort((earlier + 0.5) / quota[streams], kind="stable")

@@ -1,8 +1,8 @@
-"""Lays a model over the mesh, in the one order that works: tensor, checkpointing around compile, shard or replicate."""
+"""Lays a model over the mesh in the order that works: tensor, compile inside checkpointing, shard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -41,7 +41,7 @@ _KEEP = {
 def parallelize(model: LanguageActionModel, config: ParallelConfig, mesh: Mesh) -> LanguageActionModel:
     """The same model object, its parameters laid over the mesh.
 
-    Gradients after backward are means over data ranks: multiply the loss by `mesh.data_size` (`losses.combine`).
+    Gradients after backward are means over data ranks: `losses.combine` multiplies by `mesh.data_size`.
     """
     if mesh.tensor > 1:
         _slice(model, mesh)
@@ -115,7 +115,7 @@ def block_plan() -> dict[str, ParallelStyle]:
 
 
 def _compile(block: nn.Module) -> None:
-    """Compiles the block's forward alone: hooks of the sharding stay outside, parameter names stay as they are."""
+    """Compiles the block's forward alone: the sharding's hooks stay outside, parameters keep their names."""
     block.forward = torch.compile(block.forward, fullgraph=True, backend=BACKEND)
 
 
@@ -131,8 +131,8 @@ def _keep_matmuls(_context: object, op: object, *_args: object, **_kwargs: objec
 
 
 def _checkpoint(model: LanguageActionModel, *, selective: bool) -> None:
-    """Forgets a block's activations and computes them again in backward; wraps the compiled block, not the reverse,
-    which torch refuses under tensor parallelism.
+    """Forgets a block's activations and computes them again in backward. Wraps the compiled block, not the
+    reverse, which torch 2.13 refuses under tensor parallelism.
     """
     options = (
         {"context_fn": partial(create_selective_checkpoint_contexts, _keep_matmuls)} if selective else {}
@@ -170,7 +170,7 @@ def _shard(model: LanguageActionModel, config: ParallelConfig, mesh: Mesh) -> No
 
 
 def sync_gradients(model: nn.Module, *, last: bool) -> None:
-    """Before a micro-step's backward: reduce gradients over ranks on the `last` one only; the sum is the same."""
+    """Before a micro-step's forward: gradients are reduced over ranks on the `last` one only."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
         model.set_is_last_backward(last)
@@ -180,7 +180,7 @@ def sync_gradients(model: nn.Module, *, last: bool) -> None:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Euclidean norm over the whole model (float32 scalar, equal on all ranks), whatever each tensor's layout."""
+    """Euclidean norm over the whole model: float32 scalar, equal on all ranks, whatever the layout."""
     groups: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
     for parameter in parameters:
         if (gradient := parameter.grad) is None:
@@ -207,7 +207,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scales gradients in place so that their norm is at most `max_norm`; returns the norm before (NaN passes)."""
+    """Scales gradients in place to a norm of at most `max_norm`; returns the norm before (NaN passes)."""
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     norm = gradient_norm(parameters)
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.errors import TrainerError
+from trainer.folders import Folder
+from trainer.state import cause
 from trainer.tracking import emit
 
 CLOCK_LIMIT_S = 5.0  # S3 refuses signatures at 15 minutes; logs of nodes are unreadable long before
@@ -105,7 +107,17 @@ def check_all_reduce(device: torch.device, megabytes: int = 4) -> float:
     return 2 * (world - 1) / world * data.nbytes / (time.perf_counter() - started) / 1e9
 
 
-def preflight(device: torch.device, cache: str) -> None:
+def check_folder(folder: Folder) -> str | None:
+    """Whether checkpoints can be written: what is wrong, in a few words."""
+    try:
+        folder.put("preflight/probe", b"")
+        folder.remove("preflight", ["probe"])
+    except Exception as failure:
+        return f"checkpoints cannot be written to {folder.url}: {cause(failure)}"
+    return None
+
+
+def preflight(device: torch.device, cache: str, checkpoints: Folder) -> None:
     """All checks; lines from rank 0. Collective."""
     dist.barrier()  # clocks are read at one moment
     mine = describe(cache) if int(os.environ.get("LOCAL_RANK", "0")) == 0 else None
@@ -127,6 +139,8 @@ def preflight(device: torch.device, cache: str) -> None:
                 shm_free_gib=node.shm_free >> 30,
             )
         emit("preflight", all_reduce="ok", ranks=dist.get_world_size(), gb_per_s=round(speed, 2))
+        if (text := check_folder(checkpoints)) is not None:  # it may be back when the first save comes
+            findings.append((text, False))
         for text, _ in findings:
             emit("preflight_warning", text=text)
     if fatal := [text for text, stops in findings if stops]:

@@ -71,9 +71,8 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def record_digests(writer: StorageWriter) -> dict[str, File]:
-    """Sizes and CRCs of what a DCP writer writes, filled while it writes (no second read)."""
-    digests: dict[str, File] = {}
+def record_digests(writer: StorageWriter, digests: dict[str, File]) -> None:
+    """Fills in sizes and CRCs of what a DCP writer writes, while it writes (no second read)."""
     filesystem: Any = writer.fs  # type: ignore[attr-defined]
     plain = filesystem.create_stream
 
@@ -86,7 +85,6 @@ def record_digests(writer: StorageWriter) -> dict[str, File]:
             digests[str(path).rsplit("/", 1)[-1]] = File(digesting.bytes, digesting.crc32)
 
     filesystem.create_stream = create_stream
-    return digests
 
 
 class _Digesting:

@@ -1,4 +1,4 @@
-"""`data.reader: streaming`: mosaicml-streaming's StreamingDataset over the same shards, behind the same loader.
+"""`data.reader: streaming`: mosaicml's StreamingDataset over the same shards, behind the same loader.
 
 Kept for comparison and for those who rely on its order. Its own world is read from the launcher's environment
 (RANK, WORLD_SIZE, LOCAL_WORLD_SIZE); where an epoch does not divide by ranks and batch it repeats samples.
@@ -15,7 +15,7 @@ from streaming import Stream, StreamingDataset
 from torch.utils.data import DataLoader
 
 from trainer.cache import Cache
-from trainer.collate import collate
+from trainer.collate import Processor, collate
 from trainer.samples import Batch, Sample
 from trainer.workers import end, init_worker, track
 
@@ -32,7 +32,12 @@ def micro_batches(loader: "Loader") -> Iterator[Batch]:
     config = loader.config
     root = Cache(config.cache).root
     streams = [
-        Stream(remote=s.url, local=str(root / f"streaming-{n}"), proportion=_share(loader, n), validate_hash="xxh64")
+        Stream(
+            remote=s.url,
+            local=str(root / f"streaming-{n}"),
+            proportion=_share(loader, n),
+            validate_hash="xxh64",
+        )
         if "://" in s.url
         else Stream(local=s.url, proportion=_share(loader, n))
         for n, s in enumerate(config.streams)
@@ -79,11 +84,11 @@ def remove_stale_shared_memory() -> None:
     """
     held = "\n".join(_read(process / "maps") for process in Path("/proc").glob("[0-9]*"))
     for entry in _SHM.iterdir():
-        if _NAME.fullmatch(entry.name) and entry.owner() == _user() and f"/dev/shm/{entry.name}" not in held:
+        if _NAME.fullmatch(entry.name) and entry.owner() == _user() and str(entry) not in held:
             entry.unlink(missing_ok=True)
 
 
-def _collate(processor: Any, columns: list[dict[str, Any]]) -> Batch:
+def _collate(processor: Processor, columns: list[dict[str, Any]]) -> Batch:
     return collate([Sample.from_columns(one) for one in columns], processor)
 
 

@@ -1,5 +1,9 @@
-"""One sample as it is stored and one packed batch as the model reads it. Ego frame: x ahead, y left, z up, metres."""
+"""One sample as it is stored and one packed batch as the model reads it.
 
+Ego frame: x ahead, y left, z up, metres.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,8 +34,8 @@ class Sample:
     """Decoded columns.
 
     images [cameras, H, W, 3] uint8; lidar [N, 4] x, y, z, intensity; radar [M, 5] x, y, vx, vy (m/s), rcs;
-    trajectory [T, 3] future x, y, heading (rad), NaN where not labelled; history [P, 3] past poses, the last now;
-    boxes [K, 8] x, y, z, length, width, height, yaw, class.
+    trajectory [T, 3] future x, y, heading (rad), NaN where not labelled; history [P, 3] past poses, the last
+    now; boxes [K, 8] x, y, z, length, width, height, yaw, class.
     """
 
     images: np.ndarray
@@ -60,8 +64,8 @@ class Batch:
     """B samples packed into one row of T tokens; padding has segment -1 and label -100.
 
     input_ids, labels, segment [1, T]; labels lie at their own token (the model shifts them).
-    position_ids [4, 1, T]: row 0 counts text positions anew in each sample (packing is detected from it), rows
-    1-3 are Qwen3-VL's temporal, height and width positions. pixel_values [patches, dim] float32;
+    position_ids [4, 1, T]: row 0 counts text positions anew in each sample (packing is detected from it),
+    rows 1-3 are Qwen3-VL's temporal, height and width positions. pixel_values [patches, dim] float32;
     image_grid_thw [images, 3] in patches. lidar [B, N, 4], radar [B, M, 5], boxes [B, K, 8] with masks;
     trajectory [B, T_f, 3] with mask [B]; history [B, P, 3]. `sizes` is B.
     """
@@ -98,6 +102,6 @@ class Batch:
         """Tokens that are not padding."""
         return int((self.segment >= 0).sum())
 
-    def _map(self, change: Any) -> "Batch":
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return Batch(**{name: change(v) if isinstance(v, Tensor) else v for name, v in values.items()})

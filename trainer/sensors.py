@@ -1,4 +1,4 @@
-"""What camera, lidar and radar see of scenes of `trainer.world`; whole chunks of scenes at once where it pays."""
+"""What camera, lidar and radar see of scenes of `trainer.world`, many scenes at once."""
 
 from functools import lru_cache
 
@@ -27,7 +27,7 @@ def lane_table(scenes: Scenes) -> np.ndarray:
 
 
 def cameras(scenes: Scenes, count: int, side: int) -> np.ndarray:
-    """Pictures [B, count, side, side, 3] uint8: sky, grass, road with its lines, and boxes, far ones first."""
+    """Pictures [B, count, side, side, 3] uint8: sky, grass, road and its lines, boxes far ones first."""
     table = lane_table(scenes)
     out = np.empty((len(table), count, side, side, 3), np.uint8)
     for number, yaw in enumerate(camera_yaws(count)):
@@ -47,8 +47,11 @@ def lidar(scenes: Scenes, points: int, rng: np.random.Generator) -> list[np.ndar
     face = rng.integers(0, 2, (count, on_box))
     np.put_along_axis(local, face[..., None], 0.5, 2)
     cos, sin = np.cos(box[..., 6]), np.sin(box[..., 6])
-    # The sensor sees the faces towards it: points go to the side of the box on which the ego (the origin) lies.
-    for axis, toward in ((0, -(box[..., 0] * cos + box[..., 1] * sin)), (1, box[..., 0] * sin - box[..., 1] * cos)):
+    # The sensor sees the faces towards it: points go to the side on which the ego (the origin) lies.
+    for axis, toward in (
+        (0, -(box[..., 0] * cos + box[..., 1] * sin)),
+        (1, box[..., 0] * sin - box[..., 1] * cos),
+    ):
         chosen = face == axis
         local[..., axis] = np.where(chosen, np.copysign(0.5, toward), local[..., axis])
     scaled = local * box[..., 3:6]
@@ -59,23 +62,30 @@ def lidar(scenes: Scenes, points: int, rng: np.random.Generator) -> list[np.ndar
         0.5 + 0.1 * box[..., 7],
     ], -1)  # fmt: skip
     ground_count = points - on_box
-    reach, angle = rng.uniform(3, 40, (count, ground_count)), rng.uniform(-np.pi, np.pi, (count, ground_count))
+    reach, angle = (
+        rng.uniform(3, 40, (count, ground_count)),
+        rng.uniform(-np.pi, np.pi, (count, ground_count)),
+    )
     # Two thirds look ahead, where the road goes.
     angle = np.where(np.arange(ground_count) % 3 > 0, angle / 4, angle)
     x, y = reach * np.cos(angle), reach * np.sin(angle)
     off = y - table[rows, np.round(x + _REACH).astype(np.int64)]
     road = (off > -LANE / 2) & (off < 1.5 * LANE)
-    ground = np.stack([x, y, np.zeros_like(x), np.where(_painted(off, x, 0.4), 1.0, np.where(road, 0.2, 0.05))], -1)
+    ground = np.stack(
+        [x, y, np.zeros_like(x), np.where(_painted(off, x, 0.4), 1.0, np.where(road, 0.2, 0.05))], -1
+    )
     returns = np.concatenate([hits, ground], 1)
     returns[..., :3] += rng.normal(0, 0.02, returns[..., :3].shape)
-    valid = np.concatenate([np.broadcast_to(scenes.present.any(1)[:, None], which.shape), np.ones_like(x, bool)], 1)
+    valid = np.concatenate(
+        [np.broadcast_to(scenes.present.any(1)[:, None], which.shape), np.ones_like(x, bool)], 1
+    )
     valid &= rng.random(valid.shape) > 0.1
     valid[:, -1] = True  # MDS stores no empty array
     return [one[keep].astype(np.float32) for one, keep in zip(returns, valid, strict=True)]
 
 
 def radar(scenes: Scenes, returns: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Per scene 1 to `returns` detections [M, 5]: place, radial (Doppler) part of the relative velocity, rcs."""
+    """Per scene 1 to `returns` detections [M, 5]: place, radial (Doppler) relative velocity, rcs."""
     ego = np.stack([scenes.speed[:, 0], np.zeros(len(scenes.speed))], -1)
     out = []
     for boxes, velocity, present, own in zip(
@@ -87,7 +97,10 @@ def radar(scenes: Scenes, returns: int, rng: np.random.Generator) -> list[np.nda
         # Still things beside the road: they move towards us with our own speed.
         clutter = int(rng.integers(1, max(returns - len(place), 1) + 1)) if len(place) < returns else 0
         still = np.stack([rng.uniform(3, 60, clutter), rng.choice([-9.0, 9.0], clutter)], -1)
-        place, relative = np.concatenate([place, still]), np.concatenate([relative, np.tile(-own, (clutter, 1))])
+        place, relative = (
+            np.concatenate([place, still]),
+            np.concatenate([relative, np.tile(-own, (clutter, 1))]),
+        )
         rcs = np.concatenate([rcs, rng.uniform(0, 5, clutter)])
         toward = place / np.maximum(np.linalg.norm(place, axis=1, keepdims=True), 1e-6)
         doppler = (relative * toward).sum(1, keepdims=True) * toward
@@ -111,7 +124,7 @@ def _painted(off: np.ndarray, x: np.ndarray, width: np.ndarray | float) -> np.nd
 
 @lru_cache(maxsize=16)
 def _rays(yaw: float, side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels that see the ground within reach, where in the ego frame (x, y), and half a pixel's width there."""
+    """Pixels that see the ground within reach, the place they see (x, y), half a pixel's width there."""
     focal = side / 2  # 90 degrees
     v, u = np.mgrid[:side, :side] + 0.5 - side / 2
     down = np.maximum(v.ravel(), 1e-6) / focal

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainer.cache import Cache, CacheConfig
 from trainer.collate import ProcessorConfig
 from trainer.errors import TrainerError
-from trainer.mds import BadShard, Shards
+from trainer.mds import BadShardError, Shards
 from trainer.order import Mixture
 from trainer.samples import Sample
 
@@ -26,10 +26,11 @@ class StreamConfig(BaseModel):
 class DataConfig(BaseModel):
     """What is read and how.
 
-    `workers` processes per rank, each `prefetch` micro-batches ahead. `window_shards`: shards mixed at a time.
-    `lanes`: set it to the number of nodes and each node reads about 1/lanes of a single stream. `on_bad_shard`:
-    stop, or quarantine (substitute its samples, the same way on every rank); `quarantine` names shards known bad
-    as `<url>/<file>`. `reader: streaming` uses mosaicml-streaming's own StreamingDataset instead.
+    `workers` processes per rank, each `prefetch` micro-batches ahead. `window_shards`: shards mixed at a
+    time. `lanes`: set it to the number of nodes and each node reads about 1/lanes of a single stream.
+    `on_bad_shard`: stop, or quarantine (substitute its samples, the same way on every rank); `quarantine`
+    names shards known bad as `<url>/<file>`. `reader: streaming` uses mosaicml-streaming's own
+    StreamingDataset instead.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,9 +49,9 @@ class DataConfig(BaseModel):
 class Source:
     """Samples by global position (0 … endlessly), deterministic in seed, streams and the set of bad shards.
 
-    A sample of a quarantined shard is replaced by the one `hop` positions later (and so on while that is bad):
-    no other position moves, so ranks, peers and a resumed run agree without talking, and every sample of the
-    healthy shards still comes in its place.
+    A sample of a quarantined shard is replaced by the one `hop` positions later (and so on while that is
+    bad): no other position moves, so ranks, peers and a resumed run agree without talking, and every sample
+    of the healthy shards still comes in its place.
     """
 
     def __init__(self, config: DataConfig, seed: int, hop: int, quarantined: Sequence[str] = ()) -> None:
@@ -77,7 +78,9 @@ class Source:
         known = {}
         for number, stream in enumerate(self.streams):
             known |= {f"{stream.url}/{shard.name}": (number, at) for at, shard in enumerate(stream.shards)}
-            known |= {f"{stream.url}/{shard.zip_name}": (number, at) for at, shard in enumerate(stream.shards)}
+            known |= {
+                f"{stream.url}/{shard.zip_name}": (number, at) for at, shard in enumerate(stream.shards)
+            }
         if name not in known:
             allowed = f"a shard of {', '.join(stream.url for stream in self.streams)}"
             raise TrainerError("data.quarantine", name, allowed, "write <url>/<file> as the error names it")
@@ -85,7 +88,9 @@ class Source:
         self._good[number][at] = False
         self.quarantined.add(name)
         if not self._good[number].any():
-            raise TrainerError("data.streams", f"{self.streams[number].url} (every shard bad)", "a good shard", "restore it")
+            raise TrainerError(
+                "data.streams", f"{self.streams[number].url} (every shard bad)", "a good shard", "restore it"
+            )
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(stream, sample) served at each position, bad shards substituted."""
@@ -107,7 +112,7 @@ class Source:
                     shards = self.streams[number]
                     for slot, columns in zip(slots.tolist(), shards.read(sample[slots]), strict=True):
                         out[slot] = Sample.from_columns(columns, shards.url)
-            except BadShard as error:
+            except BadShardError as error:
                 if not self._forgive:
                     raise
                 self.exclude(error.shard)
@@ -119,8 +124,10 @@ class Source:
         while True:
             good = samples[~self._bad(np.full(len(samples), stream), samples)]
             try:
-                return [Sample.from_columns(c, self.streams[stream].url) for c in self.streams[stream].read(good)]
-            except BadShard as error:
+                return [
+                    Sample.from_columns(c, self.streams[stream].url) for c in self.streams[stream].read(good)
+                ]
+            except BadShardError as error:
                 if not self._forgive:
                     raise
                 self.exclude(error.shard)

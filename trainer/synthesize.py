@@ -1,4 +1,6 @@
-"""Write a driving-like multimodal data set with MosaicML's MDSWriter: what `python -m trainer.data synthesize` runs."""
+"""Write a driving-like multimodal data set with MosaicML's MDSWriter: what `python -m trainer.data
+synthesize` runs.
+"""
 
 import shutil
 import tempfile
@@ -29,11 +31,13 @@ class Scale:
     future: int = 8
 
 
-def generate(samples: int, seed: int, *, scale: Scale | None = None, reasoning: bool = False) -> Iterator[dict]:
-    """Samples as MDS columns. Sample i depends on seed and i's chunk only, so that sets of any size share a head.
+def generate(
+    samples: int, seed: int, *, scale: Scale | None = None, reasoning: bool = False
+) -> Iterator[dict]:
+    """Samples as MDS columns; a longer set of the same seed begins with the same samples.
 
-    `reasoning` writes the manoeuvre as the answer of driving samples (chain of thought); without it their answer
-    is empty, so that no action is trained on a text that tells it.
+    `reasoning` writes the manoeuvre as the answer of driving samples (chain of thought); without it their
+    answer is empty, so that no action is trained on a text that tells it.
     """
     scale = scale or Scale()
     for first in range(0, samples, _CHUNK):
@@ -79,7 +83,9 @@ def synthesize(
 
     store = open_store(out)
     if store.exists("index.json"):
-        raise TrainerError("synthesize --out", f"{out} (holds a data set)", "an empty place", "choose another or delete it")
+        raise TrainerError(
+            "synthesize --out", f"{out} (holds a data set)", "an empty place", "choose another or delete it"
+        )
     local = isinstance(store, DirectoryStore)
     folder = store.root if local else Path(tempfile.mkdtemp(prefix="trainshed-synthesize-"))
     try:
@@ -99,7 +105,7 @@ def synthesize(
     return out
 
 
-def _text(
+def _text(  # noqa: PLR0917 - one scene, spelt out
     task: str, question: int, scenes: Scenes, row: int, boxes: np.ndarray, reasoning: bool
 ) -> tuple[str, str]:
     if task == "drive":

@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as ids 0-255, then the special tokens; 320 ids in all, so that tensor parallelism divides it."""
+    """UTF-8 bytes as ids 0-255, then special tokens; 320 ids, which tensor parallelism can divide."""
 
     vocab_size = 320
 
@@ -65,7 +65,9 @@ class HuggingFaceTokenizer:
 
         self._inner: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         added = [f"<|{name}|>" for name in ("lidar", "radar", "action", "box")]
-        self._inner.add_special_tokens({"additional_special_tokens": added}, replace_additional_special_tokens=False)
+        self._inner.add_special_tokens(
+            {"additional_special_tokens": added}, replace_additional_special_tokens=False
+        )
         self.lidar_id, self.radar_id, self.action_id, self.box_id = (self._id(token) for token in added)
         self.image_id = self._id("<|image_pad|>")
         self.vision_start_id = self._id("<|vision_start|>")
@@ -101,5 +103,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     if name == "bytes":
         return ByteTokenizer()
     if not Path(name).is_dir():
-        raise TrainerError("processor.tokenizer", name, "'bytes' or a directory", "save the tokenizer there first")
+        raise TrainerError(
+            "processor.tokenizer", name, "'bytes' or a directory", "save the tokenizer there first"
+        )
     return HuggingFaceTokenizer(name)

@@ -23,10 +23,11 @@ from trainer.checkpoint import Checkpointer  # noqa: E402
 from trainer.collate import Processor  # noqa: E402
 from trainer.config import Recipe, check_world, load_recipe  # noqa: E402
 from trainer.errors import TrainerError  # noqa: E402
+from trainer.folders import open_folder  # noqa: E402
 from trainer.loader import Loader  # noqa: E402
 from trainer.loop import Loop  # noqa: E402
 from trainer.mesh import build_mesh  # noqa: E402
-from trainer.model import build_model  # noqa: E402
+from trainer.model import LanguageActionModel, build_model  # noqa: E402
 from trainer.optimizer import build_optimizer  # noqa: E402
 from trainer.parallel import parallelize  # noqa: E402
 from trainer.preflight import preflight  # noqa: E402
@@ -63,10 +64,11 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
     device = _device()
     _connect(recipe, rank, world, device)
     _seed(recipe, rank)
-    preflight(device, recipe.data.cache.directory)
+    preflight(device, recipe.data.cache.directory, open_folder(recipe.checkpoint.folder))
     mesh = build_mesh(recipe.parallel, world, device.type)
     processor = Processor(recipe.data.processor)
     model = build_model(recipe.model, processor, seed=recipe.seed).to(device)
+    check_fit(model, processor)
     model = parallelize(model, recipe.parallel, mesh)
     loader = Loader(
         recipe.data,
@@ -118,6 +120,21 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
     if end in (Exit.DONE, Exit.PREEMPTED):
         dist.barrier()  # nobody closes a connection that another still uses
     return end
+
+
+def check_fit(model: LanguageActionModel, processor: Processor) -> None:
+    """The processor must cut pictures and leave places as the model expects; torch would not say which."""
+    vision, own = model.core.config.vision_config, processor.config
+    pairs = {
+        "patch_size": (own.patch_size, vision.patch_size),
+        "merge_size": (own.merge_size, vision.spatial_merge_size),
+        "temporal_patch_size": (own.temporal_patch_size, vision.temporal_patch_size),
+        "lidar_tokens": (own.lidar_tokens, model.config.lidar.tokens),
+        "radar_tokens": (own.radar_tokens, model.config.radar.tokens),
+    }
+    for name, (given, wanted) in pairs.items():
+        if given != wanted:
+            raise TrainerError(f"data.processor.{name}", given, f"{wanted}, the model's", "set it so")
 
 
 def _device() -> torch.device:

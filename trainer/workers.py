@@ -15,9 +15,9 @@ _live: WeakSet[BaseProcess] = WeakSet()
 def init_worker(_worker: int, *, parent: int | None = None) -> None:
     """`worker_init_fn` of every DataLoader here.
 
-    torchrun signals the whole process group: a worker that died of SIGTERM would take the emergency checkpoint
-    with it, so workers leave these signals to the trainer. In turn they must not outlive it: a forked worker
-    holds copies of a dead rank's sockets, and the peers would wait seconds for them to close.
+    torchrun signals the whole process group: a worker that died of SIGTERM would take the emergency
+    checkpoint with it, so workers leave these signals to the trainer. In turn they must not outlive it: a
+    forked worker holds copies of a dead rank's sockets, and the peers would wait seconds for them to close.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -28,7 +28,7 @@ def init_worker(_worker: int, *, parent: int | None = None) -> None:
 
 
 def track(workers: Iterable[BaseProcess]) -> None:
-    """Have these workers killed at exit: Python would send them the SIGTERM they ignore, and wait for ever."""
+    """Have these workers killed at exit: Python would send a SIGTERM, which they ignore, and wait."""
     _live.update(workers)
 
 

@@ -1,8 +1,8 @@
 """A small driving world in numpy: many scenes at once, simulated, then seen by camera, lidar and radar.
 
-Ego follows a curved lane by pure pursuit on a kinematic bicycle and keeps its distance to a lead vehicle by the
-intelligent driver model. The lane's curvature changes ahead and the lead may brake, so the past alone does not
-tell the future, but the sensors do. Frames: x ahead, y left, metres, radians, seconds.
+Ego follows a curved lane by pure pursuit on a kinematic bicycle and keeps its distance to a lead vehicle by
+the intelligent driver model. The lane's curvature changes ahead and the lead may brake, so the past alone
+does not tell the future, but the sensors do. Frames: x ahead, y left, metres, radians, seconds.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ ACTORS = 6
 class Scenes:
     """B scenes at time 0 in the ego frame.
 
-    history [B, P, 3] and trajectory [B, T, 3]: x, y, heading. lane [B, S, 3]: centreline x, y, heading each metre.
-    actors [B, K, 8]: boxes as in `trainer.samples`; velocity [B, K, 2]; present [B, K]; braking [B] (the lead,
-    actor 0); curvature_ahead [B] in 1/m; speed [B, 2] now and at the end.
+    history [B, P, 3] and trajectory [B, T, 3]: x, y, heading. lane [B, S, 3]: centreline x, y, heading each
+    metre. actors [B, K, 8]: boxes as in `trainer.samples`; velocity [B, K, 2]; present [B, K]; braking [B]
+    (the lead, actor 0); curvature_ahead [B] in 1/m; speed [B, 2] now and at the end.
     """
 
     history: np.ndarray
@@ -54,7 +54,8 @@ def simulate(count: int, rng: np.random.Generator, *, past: int = 4, future: int
     rows = np.arange(count)
     start = lane[:, _PAST]
     pose = np.stack([
-        start[:, 0] - offset * np.sin(start[:, 2]), start[:, 1] + offset * np.cos(start[:, 2]), start[:, 2] + tilt
+        start[:, 0] - offset * np.sin(start[:, 2]), start[:, 1] + offset * np.cos(start[:, 2]), start[:, 2] +
+        tilt
     ], 1)  # fmt: skip
     per_pose = round(POSE_STEP / STEP)
     poses, kept = [pose], {}
@@ -113,9 +114,11 @@ def to_frame(poses: np.ndarray, origin: np.ndarray) -> np.ndarray:
 
 
 def _roads(count: int, rng: np.random.Generator, past: int) -> tuple[np.ndarray, np.ndarray]:
-    """Centrelines [B, S, 3], a metre apart; curvature goes over from one value to another near the ego's now."""
+    """Centrelines [B, S, 3], a metre apart; curvature changes from one value to another ahead of now."""
     along = np.arange(-_PAST, _AHEAD, dtype=np.float64)
-    first, second = (rng.uniform(-1, 1, count) * np.where(rng.random(count) < 0.25, 0.0, 0.03) for _ in range(2))
+    first, second = (
+        rng.uniform(-1, 1, count) * np.where(rng.random(count) < 0.25, 0.0, 0.03) for _ in range(2)
+    )
     change = rng.uniform(8 * (past - 1) * POSE_STEP, 40, count)
     blend = np.clip((along[None] - change[:, None]) / 15, 0, 1)
     curvature = first[:, None] + (second - first)[:, None] * blend * blend * (3 - 2 * blend)
@@ -139,7 +142,7 @@ def _follow(speed: np.ndarray, wish: np.ndarray, gap: np.ndarray, closing: np.nd
     return 1.5 * (1 - (speed / np.maximum(wish, 1)) ** 4 - (desired / np.maximum(gap, 0.5)) ** 2)
 
 
-def _traffic(
+def _traffic(  # noqa: PLR0917 - state of the simulation at one moment
     lane: np.ndarray,
     rng: np.random.Generator,
     has_lead: np.ndarray,

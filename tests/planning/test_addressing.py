@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.planning import address_oracle as oracle
-from trainshed.planning.addressing import allocate, check_pool, lock_of, verify
+from trainshed.planning.addressing import allocate, check_pool, lock_of
 from trainshed.planning.cidr import accepts_secondary, cover
 from trainshed.planning.model import AddressLock, AddressPlan, Claim, GivenSubnet, LockedSubnet
 from trainshed.planning.problems import PlanError, Problem
+from trainshed.planning.seating import verify
 
 # The same cases every time: a failure here must come from the change under test.
 FIXED = settings(
@@ -312,6 +313,11 @@ def test_a_cell_with_a_locked_member_has_first_call_on_its_page():
     claims = [old, claim("clients", 20, cell="lustre/fast"), claim("a", 27), claim("b", 27)]
     plan = allocate(claims, pool=pool, lock=lock)
     assert oracle.faults(plan, claims, pool=pool, lock=lock) == []
+
+
+def test_the_largest_chooses_its_page_first():
+    pool, claims = nets("10.1.0.0/26", "10.2.0.0/27"), [claim("a", 27), claim("b", 59)]
+    assert oracle.faults(allocate(claims, pool=pool), claims, pool=pool) == []
 
 
 def test_no_room_says_how_much_is_missing():

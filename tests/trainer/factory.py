@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
 
 from trainer.model import LanguageActionModel, ModelConfig, build_model
+from trainer.samples import Batch
 
 VOCABULARY = SimpleNamespace(vocab_size=272, image_id=260, lidar_id=261, radar_id=262, action_id=263)
-
-
-@dataclass(frozen=True)
-class Batch:
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    labels: torch.Tensor
-    segment: torch.Tensor
-    pixel_values: torch.Tensor
-    image_grid_thw: torch.Tensor
-    lidar: torch.Tensor
-    lidar_mask: torch.Tensor
-    radar: torch.Tensor
-    radar_mask: torch.Tensor
-    trajectory: torch.Tensor
-    trajectory_mask: torch.Tensor
-    history: torch.Tensor
-    boxes: torch.Tensor
-    boxes_mask: torch.Tensor
-    sample_ids: tuple[str, ...]
-    sizes: int
 
 
 def sample(seed: int, *, images: int = 1, text: int = 12, action: bool = True, boxes: int = 3) -> dict:
@@ -106,17 +85,13 @@ def pack(samples: list[dict], *, pad: int = 0) -> Batch:
         boxes=boxes,
         boxes_mask=boxes_mask,
         sample_ids=tuple(s["id"] for s in samples),
+        tasks=("drive",) * len(samples),
         sizes=len(samples),
     )
 
 
-def to_device(batch: Batch, device: str) -> Batch:
-    moved = {k: v.to(device) for k, v in vars(batch).items() if isinstance(v, torch.Tensor)}
-    return replace(batch, **moved)
-
-
 def tiny(seed: int = 0, **options) -> LanguageActionModel:
-    """A tiny model whose weights are large enough that every part matters to the loss."""
+    """A tiny model in training mode; `options` are fields of ModelConfig."""
     model = build_model(ModelConfig(**options), VOCABULARY, seed=seed)
     model.train()
     return model

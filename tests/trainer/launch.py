@@ -62,8 +62,8 @@ def launch(
 
 
 def main() -> None:
-    import torch
-    from torch import distributed as dist
+    import torch  # noqa: PLC0415
+    from torch import distributed as dist  # noqa: PLC0415
 
     torch.set_num_threads(1)
     target, folder = sys.argv[1:]

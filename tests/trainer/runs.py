@@ -17,7 +17,13 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "trainer" / "recipes" / "tiny-cpu.yaml"
-SMALL = ("global_batch=4", "micro_batch=1", "checkpoint.every=3", "schedule.warmup=2", "optimizer.lr=1e-3")
+SMALL = (
+    "global_batch=4",
+    "micro_batch=1",
+    "checkpoint.every=3",
+    "schedule.warmup=2",
+    "schedule.kind=constant",
+)
 
 
 class Run:

@@ -12,7 +12,7 @@ import pytest
 from tests.trainer.buckets import s3_server
 from trainer.cache import Cache, CacheConfig
 from trainer.errors import TrainerError
-from trainer.stores import Missing, open_store
+from trainer.stores import MissingError, open_store
 
 KIB = 1024
 
@@ -180,7 +180,7 @@ def test_directory_store(tmp_path):
     assert (tmp_path / "got").read_bytes() == b"0123456789"
     store.delete("c")
     assert not store.exists("c")
-    with pytest.raises(Missing, match="no such file"):
+    with pytest.raises(MissingError, match="no such file"):
         store.get("c", tmp_path / "no")
     with pytest.raises(TrainerError, match=r"store\.url"):
         open_store("ftp://x")
@@ -198,7 +198,7 @@ def test_s3_store(bucket, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
     store.delete("c")
     assert not store.exists("c")
-    with pytest.raises(Missing, match=r"s3://.*/pre/fix/c \("):
+    with pytest.raises(MissingError, match=r"s3://.*/pre/fix/c \("):
         store.get("c", tmp_path / "no")
     with pytest.raises(TrainerError, match="no-such-bucket"):
         open_store("s3://no-such-bucket/x").read("y")
@@ -208,7 +208,9 @@ def test_s3_store(bucket, tmp_path):
 def test_really_full_disk(tmp_path):
     mount = tmp_path / "small"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], check=False
+    ).returncode:
         pytest.skip("no mounts here")
     try:
         cache = Cache(CacheConfig(directory=str(mount), limit_bytes=10**6, run="r"))

@@ -212,6 +212,26 @@ def test_failing_saves_are_told_and_stop_the_run_after_the_allowed_number(tmp_pa
     assert "step=2 in_a_row=2 allowed=2" in failed[1]
 
 
+def test_a_copy_that_fails_costs_one_checkpoint_and_the_next_are_written_without(
+    tmp_path, lines, monkeypatch
+):
+    """M9: staging into pinned memory ends in an error on some systems."""
+
+    def broken(*_, **__):
+        raise RuntimeError("pinned memory")
+
+    monkeypatch.setattr(DefaultStager, "_stage", broken)
+    toy = Toy(tmp_path)
+    for step in (1, 2):
+        toy.checkpoints.save(step, toy.state(step))
+        toy.step(step)
+    toy.checkpoints.close()
+    assert toy.checkpoints.durable_step == 2
+    told = " ".join(lines())
+    assert 'staging_failed rank=0 now=sync error="RuntimeError: pinned memory"' in told
+    assert "checkpoint_failed step=1" in told
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="root may write anywhere, so the test gives that up; needs root"
 )
@@ -294,6 +314,22 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_on_four_and_on_two_by_two(tmp_
             if world == 2:
                 assert again == losses[2:]
                 assert all(map(torch.equal, weights, end)), "the same mesh is bit-equal"
+
+
+def _one_copy_fails(rank, folder):
+    toy = Toy(folder, mesh=init_device_mesh("cpu", (2,)), rank=rank, timeout_s=20)
+    if rank == 1:
+        toy.checkpoints._stager._stage = lambda *_, **__: 1 / 0
+    for step in (1, 2):
+        toy.checkpoints.save(step, toy.state(step))
+        toy.step(step)
+    toy.checkpoints.close()
+    return toy.checkpoints.durable_step
+
+
+def test_a_copy_that_fails_on_one_rank_does_not_hang_the_others(tmp_path, lines):
+    assert run_ranks(2, _one_copy_fails, tmp_path) == [2, 2]
+    assert 'checkpoint_failed step=1 in_a_row=1 allowed=3 error="ZeroDivisionError' in "\n".join(lines())
 
 
 def _search(rank, folder):

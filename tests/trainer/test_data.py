@@ -1,7 +1,4 @@
-"""From the synthetic world to a packed batch: what is written, that it can be learned, and equality with Qwen3-VL."""
-
-import subprocess
-import sys
+"""From the synthetic world to a packed batch: it can be learned, and equals what Qwen3-VL expects."""
 
 import numpy as np
 import pytest
@@ -31,7 +28,7 @@ def processor():
     return Processor(ProcessorConfig())
 
 
-# --------------------------------------------------------------------------------------------------------- world
+# ------------------------------------------------------------------------------------------ world
 
 
 def test_future_is_learnable_from_what_the_sensors_see():
@@ -50,7 +47,9 @@ def test_future_is_learnable_from_what_the_sensors_see():
         return float(np.linalg.norm(guess - future, axis=-1)[800:].mean())
 
     past = history.reshape(1200, -1)
-    lead = np.where(scenes.present[:, :1], np.c_[scenes.actors[:, 0, :2], scenes.velocity[:, 0]], [80, 0, 15, 0])
+    lead = np.where(
+        scenes.present[:, :1], np.c_[scenes.actors[:, 0, :2], scenes.velocity[:, 0]], [80, 0, 15, 0]
+    )
     lane = scenes.lane[:, 70:140:10].reshape(1200, -1)
     errors = [ade(constant), ade(fit(past)), ade(fit(np.c_[past, lane, lead, scenes.braking]))]
     assert errors[0] > 1.5 * errors[1] > 1.5 * 1.2 * errors[2], errors
@@ -60,7 +59,9 @@ def test_world_is_finite_and_reproducible():
     one, two = (list(generate(20, 9)) for _ in range(2))
     for a, b in zip(one, two, strict=True):
         for name in COLUMNS:
-            assert np.array_equal(a[name], b[name], equal_nan=isinstance(a[name], np.ndarray) and a[name].dtype.kind == "f")
+            assert np.array_equal(
+                a[name], b[name], equal_nan=isinstance(a[name], np.ndarray) and a[name].dtype.kind == "f"
+            )
     assert [s["id"] for s in generate(5, 9)] == [s["id"] for s in one[:5]]
     for sample in one:
         assert sample["images"].shape == (2, 64, 64, 3)
@@ -71,19 +72,33 @@ def test_world_is_finite_and_reproducible():
         assert np.isfinite(sample["trajectory"]).all() == (sample["task"] != "vqa")
         assert np.abs(sample["history"][-1]).max() < 1e-5
         assert len(sample["boxes"]) > 0
-        assert all(sample[name].dtype.name == COLUMNS[name].split(":")[1] for name in COLUMNS if ":" in COLUMNS[name])
+        assert all(
+            sample[name].dtype.name == COLUMNS[name].split(":")[1] for name in COLUMNS if ":" in COLUMNS[name]
+        )
 
 
 def test_driving_answers_never_tell_the_action_unless_asked():
     assert {s["answer"] for s in generate(60, 1) if s["task"] == "drive"} == {""}
-    assert all(s["answer"].startswith("road ") for s in generate(60, 1, reasoning=True) if s["task"] == "drive")
+    assert all(
+        s["answer"].startswith("road ") for s in generate(60, 1, reasoning=True) if s["task"] == "drive"
+    )
 
 
-# --------------------------------------------------------------------------------------------------- command line
+# ------------------------------------------------------------------------------------------ command line
 
 
 def test_synthesize_and_verify_a_directory(tmp_path, capsys):
-    args = ["synthesize", "--out", str(tmp_path / "d"), "--samples", "40", "--split", "val", "--shard-mib", "1"]
+    args = [
+        "synthesize",
+        "--out",
+        str(tmp_path / "d"),
+        "--samples",
+        "40",
+        "--split",
+        "val",
+        "--shard-mib",
+        "1",
+    ]
     assert main(args) == 0
     assert main(["verify", str(tmp_path / "d/val")]) == 0
     out = capsys.readouterr().out
@@ -104,24 +119,23 @@ def test_synthesize_to_s3(capsys):
         assert main(["synthesize", "--out", f"{url}/set", "--samples", "20", "--compression", "zstd:1"]) == 0
         assert main(["verify", f"{url}/set"]) == 0
         assert main(["verify", f"{url}/nothing"]) == 2
-    assert "no such" in capsys.readouterr().err.lower() or True
+    assert "s3://data-test/nothing/index.json (NoSuchKey)" in capsys.readouterr().err
 
 
-def test_help_and_bad_arguments():
-    ran = subprocess.run([sys.executable, "-m", "trainer.data", "verify"], capture_output=True, text=True, check=False)
-    assert ran.returncode == 2
-    assert "url" in ran.stderr
+def test_bad_arguments(capsys):
+    with pytest.raises(SystemExit):
+        main(["verify"])
+    assert "url" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------------- collate
+# ------------------------------------------------------------------------------------------ collate
 
 
 @pytest.mark.parametrize("kind", [Qwen2VLImageProcessor, Qwen2VLImageProcessorFast])
 @pytest.mark.parametrize(("side", "patch"), [(64, 16), (48, 8), (56, 14)])
 def test_patches_equal_transformers(kind, side, patch):
     config = ProcessorConfig(patch_size=patch)
-    images = np.random.default_rng(0).integers(0, 256, (3, side, 2 * side // patch * patch // 2 * 2, 3), np.uint8)
-    images = images[:, :, : side // (2 * patch) * 2 * patch * 2]
+    images = np.random.default_rng(0).integers(0, 256, (3, side, 2 * side, 3), np.uint8)
     theirs = kind(
         do_resize=False, patch_size=patch, merge_size=2, temporal_patch_size=2,
         image_mean=[0.5] * 3, image_std=[0.5] * 3,
@@ -138,8 +152,7 @@ def _rope_index(processor, ids, grids):
         vision_start_token_id=processor.tokenizer.vision_start_id,
         vision_config={"spatial_merge_size": processor.config.merge_size},
     )
-    with torch.device("meta"):
-        model = Qwen3VLModel._from_config(config) if False else Qwen3VLModel.__new__(Qwen3VLModel)
+    model = Qwen3VLModel.__new__(Qwen3VLModel)
     torch.nn.Module.__init__(model)
     model.config = config
     return Qwen3VLModel.get_rope_index(model, torch.tensor([ids]), torch.tensor(grids))[0][:, 0]

@@ -1,4 +1,4 @@
-"""The loader: exactly once on any ranks and workers, resumed to the sample, workers that die with their trainer."""
+"""The loader: exactly once on any ranks and workers, resumed to the sample; workers die with the trainer."""
 
 import os
 import shutil
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -46,13 +47,25 @@ def processor():
 
 
 def config(*urls, **more) -> DataConfig:
-    return DataConfig(**{"streams": tuple(StreamConfig(url=u) for u in urls), "window_shards": 3, "workers": 0, **more})
+    return DataConfig(
+        **{"streams": tuple(StreamConfig(url=u) for u in urls), "window_shards": 3, "workers": 0, **more}
+    )
 
 
 def make(data, processor, rank=0, world=1, global_batch=16, micro_batch=2, seed=3) -> Loader:
     return Loader(
-        data, rank=rank, world=world, global_batch=global_batch, micro_batch=micro_batch, processor=processor, seed=seed
+        data,
+        rank=rank,
+        world=world,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        processor=processor,
+        seed=seed,
     )
+
+
+def flat(lists):
+    return list(chain.from_iterable(lists))
 
 
 def steps(loader, count):
@@ -76,7 +89,7 @@ def test_an_epoch_is_each_sample_once_and_epochs_differ(url, processor):
 def test_ranks_share_a_step(url, processor, world):
     alone = steps(make(config(url), processor), 6)
     shares = [steps(make(config(url), processor, rank, world), 6) for rank in range(world)]
-    assert [sum((share[n] for share in shares), []) for n in range(6)] == alone
+    assert [flat(share[n] for share in shares) for n in range(6)] == alone
 
 
 def test_stop_and_resume_on_other_ranks_and_workers(url, processor):
@@ -92,7 +105,7 @@ def test_stop_and_resume_on_other_ranks_and_workers(url, processor):
             resumed = make(config(url, workers=workers), processor, rank, world)
             resumed.load_state_dict(state)
             shares.append(steps(resumed, 4))
-        assert [sum((share[n] for share in shares), []) for n in range(4)] == alone[13:17]
+        assert [flat(share[n] for share in shares) for n in range(4)] == alone[13:17]
 
 
 def test_batches_are_bitwise_equal_at_any_worker_count(url, processor):
@@ -100,7 +113,11 @@ def test_batches_are_bitwise_equal_at_any_worker_count(url, processor):
         *(_first(make(config(url, workers=w, prefetch=3), processor), 4) for w in (0, 2)), strict=True
     ):
         for name, value in vars(one).items():
-            assert value.equal(getattr(two, name)) if isinstance(value, torch.Tensor) else value == getattr(two, name)
+            assert (
+                value.equal(getattr(two, name))
+                if isinstance(value, torch.Tensor)
+                else value == getattr(two, name)
+            )
 
 
 def _first(loader, count):
@@ -131,28 +148,32 @@ def test_state_of_another_order_is_refused(url, processor, tmp_path):
 
 
 def test_sizes_that_do_not_divide(url, processor):
-    with pytest.raises(TrainerError, match=r"global_batch: given 16; allowed a multiple of ranks x micro_batch = 3 x 2"):
+    with pytest.raises(
+        TrainerError, match=r"global_batch: given 16; allowed a multiple of ranks x micro_batch = 3 x 2"
+    ):
         make(config(url), processor, 0, 3)
 
 
 def _resume_time(url):
     code = (
-        "import time\nfrom trainer.loader import *\nfrom trainer.source import *\nfrom trainer.collate import *\n"
+        "import time\nfrom trainer.loader import *\nfrom trainer.source import *\n"
+        "from trainer.collate import *\n"
         f"d=DataConfig(streams=(StreamConfig(url={url!r}),),workers=2)\n"
-        "t=time.perf_counter()\n"
-        "l=Loader(d,rank=0,world=1,global_batch=64,micro_batch=8,processor=Processor(d.processor),seed=1)\n"
-        "l.load_state_dict({**l.state_dict(),'position':64*10**7})\n"
-        "s=iter(l); next(s); print(time.perf_counter()-t); s.close()"
+        "for _ in range(2):\n"
+        " t=time.perf_counter()\n"
+        " l=Loader(d,rank=0,world=1,global_batch=64,micro_batch=8,processor=Processor(d.processor),seed=1)\n"
+        " l.load_state_dict({**l.state_dict(),'position':64*10**7})\n"
+        " s=iter(l); next(s); print(time.perf_counter()-t); s.close()"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    return float(ran.stdout)
+    return min(map(float, ran.stdout.split()))
 
 
 def test_resume_deep_into_the_run_is_immediate(url):
-    assert min(_resume_time(url) for _ in range(2)) < 3  # 0.1 s on a quiet machine
+    assert _resume_time(url) < 3  # 0.1 s on a quiet machine
 
 
-# ------------------------------------------------------------------------------------------------------ faults
+# ------------------------------------------------------------------------------------------ faults
 
 
 def _break(copy, shard="shard.00001.mds"):
@@ -181,7 +202,9 @@ def test_quarantine_agrees_on_all_ranks_and_after_resume(url, processor, tmp_pat
     found = make(config(copy, on_bad_shard="quarantine", workers=2), processor)
     assert steps(found, 10) == by_recipe
     assert found.state_dict()["quarantined"] == [name]
-    shares = [steps(make(config(copy, on_bad_shard="quarantine"), processor, rank, 2), 10) for rank in range(2)]
+    shares = [
+        steps(make(config(copy, on_bad_shard="quarantine"), processor, rank, 2), 10) for rank in range(2)
+    ]
     assert [a + b for a, b in zip(*shares, strict=True)] == by_recipe
     # Only the bad shard's places changed: every healthy sample came where it would have come.
     pairs = [(a, b) for x, y in zip(healthy, by_recipe, strict=True) for a, b in zip(x, y, strict=True)]
@@ -201,7 +224,7 @@ def test_unknown_or_whole_quarantine_is_refused(url, processor):
         make(config(url, quarantine=every), processor)
 
 
-# --------------------------------------------------------------------------------------------- remote and cached
+# -------------------------------------------------------------------------------- remote and cached
 
 
 @pytest.mark.parametrize("compression", [None, "zstd:3"])
@@ -210,7 +233,7 @@ def test_from_s3_within_the_limit(url, processor, tmp_path, compression):
     expected = steps(make(config(url), processor), 10)
     local = write(tmp_path / "zip", compression=compression)
     with s3_server("loader-test") as (bucket, _):
-        remote = f"{bucket}/{compression}".replace(":", "-")
+        remote = f"{bucket}/{'zip' if compression else 'raw'}"
         store = open_store(remote)
         for path in Path(local).iterdir():
             store.put(path, path.name)
@@ -232,7 +255,7 @@ def test_from_s3_within_the_limit(url, processor, tmp_path, compression):
 def test_mixture_of_streams(url, processor, tmp_path):
     other = write(tmp_path / "quality", 20, seed=77)
     streams = (StreamConfig(url=url, weight=3), StreamConfig(url=other, weight=1))
-    ids = sum(steps(make(config(streams=streams), processor), 10), [])
+    ids = flat(steps(make(config(streams=streams), processor), 10))
     mine = [name for name in ids if name.startswith("77-")]
     assert len(mine) == 40
     assert sorted(mine[:20]) == sorted(mine[20:])
@@ -244,7 +267,7 @@ def test_one_pass_for_evaluation(url, processor):
     for rank in range(2):
         for batch in pass_over(config(url), rank=rank, world=2, micro_batch=7, processor=processor):
             shares[rank] += batch.sample_ids
-    assert sorted(sum(shares, [])) == [f"0-{n:09d}" for n in range(N)]
+    assert sorted(flat(shares)) == [f"0-{n:09d}" for n in range(N)]
     few = pass_over(config(url), rank=0, world=1, micro_batch=7, processor=processor, limit=10, answers=False)
     assert [batch.sizes for batch in few] == [7, 3]
 
@@ -257,7 +280,7 @@ def test_streaming_serves_the_same_samples(url, processor, monkeypatch, tmp_path
     cache = CacheConfig(directory=str(tmp_path), run="s")
     data = config(url, reader="streaming", cache=cache)
     theirs = steps(make(data, processor), 10)
-    assert sorted(sum(theirs, [])) == sorted(sum(steps(make(config(url), processor), 10), []))
+    assert sorted(flat(theirs)) == sorted(flat(steps(make(config(url), processor), 10)))
     loader = make(data, processor)
     loader.load_state_dict({**loader.state_dict(), "position": 6 * 16})
     assert steps(loader, 4) == theirs[6:]
@@ -270,7 +293,10 @@ def test_stale_shared_memory_does_not_stop_a_start(url, processor, tmp_path):
     live.write_bytes(b"x" * 4096)
     holder = subprocess.Popen([
         sys.executable, "-c",
-        f"import mmap,sys;m=mmap.mmap(open('{live}','r+b').fileno(),0);print(1,flush=True);sys.stdin.read()",
+
+
+        f"import mmap,sys;f=open('{live}','r+b');m=mmap.mmap(f.fileno(),0);"
+        "print(1,flush=True);sys.stdin.read()",
     ], stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     holder.stdout.readline()
     try:
@@ -283,7 +309,7 @@ def test_stale_shared_memory_does_not_stop_a_start(url, processor, tmp_path):
         live.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------ worker processes
+# ---------------------------------------------------------------------------------------- worker processes
 
 RUN = """
 import os, sys, time
@@ -301,8 +327,8 @@ print(*[w.pid for w in _live], flush=True)
 
 def _run(url, tail):
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN + tail, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        start_new_session=True,
+        [sys.executable, "-c", RUN + tail, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, start_new_session=True,
     )  # fmt: skip
     workers = [int(pid) for pid in process.stdout.readline().split()]
     assert len(workers) == 2
@@ -327,12 +353,16 @@ def _alive(pid):
 
 def test_workers_die_with_a_killed_trainer(url):
     """Silent error 5: kill -9 of the rank takes its workers at once, and leaves no shared memory (M2)."""
-    before = set(os.listdir("/dev/shm"))
+    before = {entry.name for entry in Path("/dev/shm").iterdir()}
     process, workers = _run(url, "time.sleep(60)")
     process.kill()
     process.wait()
     assert _gone(workers, 3)
-    named = {name for name in set(os.listdir("/dev/shm")) - before if "epoch_shape" in name or "barrier" in name}
+    named = {
+        name
+        for name in {entry.name for entry in Path("/dev/shm").iterdir()} - before
+        if "epoch_shape" in name or "barrier" in name
+    }
     assert not named
 
 

@@ -11,7 +11,7 @@ from streaming import MDSWriter, StreamingDataset
 
 from trainer.cache import Cache, CacheConfig
 from trainer.errors import TrainerError
-from trainer.mds import BadShard, Shards
+from trainer.mds import BadShardError, Shards
 
 COLUMNS = {
     "a": "int", "s": "str", "x": "ndarray:float32", "y": "ndarray:int16:3,2", "z": "ndarray", "j": "json",
@@ -21,7 +21,9 @@ COLUMNS = {
 
 def write(path: Path, n=300, **more):
     rng = np.random.default_rng(0)
-    with MDSWriter(out=str(path), columns=COLUMNS, hashes=["sha1", "xxh64"], size_limit=40_000, **more) as writer:
+    with MDSWriter(
+        out=str(path), columns=COLUMNS, hashes=["sha1", "xxh64"], size_limit=40_000, **more
+    ) as writer:
         for i in range(n):
             image = Image.fromarray(rng.integers(0, 255, (5, 4, 3), np.uint8))
             writer.write({
@@ -45,7 +47,9 @@ def cache(tmp_path):
 
 def same(ours, theirs):
     if isinstance(ours, np.ndarray):
-        return ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
+        return (
+            ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
+        )
     if isinstance(ours, Image.Image):
         return ours.tobytes() == theirs.tobytes()
     return type(ours) is type(theirs) and ours == theirs
@@ -81,7 +85,7 @@ def test_damage_is_one_clear_error(made, cache, tmp_path, how, kind):
     damage(copy / f"shard.00001.mds{suffix}", how)
     shards = Shards(str(copy), cache=cache)
     shards.read(np.array([0]))
-    with pytest.raises(BadShard) as caught:
+    with pytest.raises(BadShardError) as caught:
         shards.read(np.array([int(shards.sizes[0])]))
     message = str(caught.value)
     assert "\n" not in message

@@ -1,4 +1,4 @@
-"""Properties of the sampling order: a permutation for any shape, each sample once on any world and stop point."""
+"""Properties of the sampling order: a permutation, each sample once on any world and stop point."""
 
 import subprocess
 import sys
@@ -14,7 +14,8 @@ from trainer.loader import _Positions
 from trainer.order import Mixture, Order, fold, permute
 
 shapes = {
-    "n": st.integers(1, 400), "seed": st.integers(0, 2**40), "epoch": st.integers(0, 5), "block": st.integers(1, 90),
+    "n": st.integers(1, 400), "seed": st.integers(0, 2**40), "epoch": st.integers(0, 5),
+    "block": st.integers(1, 90),
     "window": st.integers(1, 9), "lanes": st.integers(1, 5), "stripe": st.integers(1, 20),
 }  # fmt: skip
 
@@ -27,7 +28,11 @@ def test_permutation_of_equal_blocks(n, seed, epoch, block, window, lanes, strip
 
 
 @settings(max_examples=150, deadline=None)
-@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30), seed=st.integers(0, 2**40), window=shapes["window"])
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    seed=st.integers(0, 2**40),
+    window=shapes["window"],
+)
 def test_permutation_of_ragged_shards(sizes, seed, window):
     total = sum(sizes)
     order = Order(total, seed, sizes=np.array(sizes), window=window)
@@ -134,7 +139,8 @@ def test_index_is_constant_in_time_and_memory(n):
         "print(took, int(peak.split()[1])/1024)"
     )
     best = min(
-        tuple(map(float, subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        tuple(map(float, subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+        check=True)
                   .stdout.split())) for _ in range(2)
     )  # fmt: skip
     assert best[0] < 0.05

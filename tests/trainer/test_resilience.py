@@ -17,6 +17,7 @@ import torch.distributed as dist
 from tests.trainer.ranks import forked, run_ranks
 from trainer import preflight
 from trainer.errors import TrainerError
+from trainer.folders import open_folder
 from trainer.resilience import Exit, Health, ResilienceConfig, StopSignal, Stragglers, Watchdog
 from trainer.tracking import CometConfig, Tracker, TrackingConfig, fatal, flops_utilisation, line, peak_flops
 
@@ -156,15 +157,17 @@ def test_a_node_that_does_not_fit_is_told(other, text, stops):
 
 
 def _preflight(rank, cache):
-    preflight.preflight(torch.device("cpu"), cache)
+    blocked = open_folder("/dev/null/x" if rank == 0 else cache)
+    preflight.preflight(torch.device("cpu"), cache, blocked)
     return preflight.check_all_reduce(torch.device("cpu"), 1)
 
 
 def test_preflight_says_one_line_per_node_and_one_for_the_network(tmp_path, capfd):
     assert all(speed > 0 for speed in run_ranks(2, _preflight, str(tmp_path / "not" / "yet")))
-    out = [entry for entry in capfd.readouterr().out.splitlines() if entry.startswith("[trainer] preflight ")]
-    assert len(out) == 2
+    out = [entry for entry in capfd.readouterr().out.splitlines() if entry.startswith("[trainer] preflight")]
+    assert len(out) == 3
     assert "all_reduce=ok ranks=2" in out[1]
+    assert "checkpoints cannot be written to /dev/null/x: NotADirectoryError" in out[2]
 
 
 def test_a_wrong_sum_stops_the_run(monkeypatch):

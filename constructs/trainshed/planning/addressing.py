@@ -22,7 +22,7 @@ from .cidr import (
     page_of,
     subnet_size,
 )
-from .model import AddressLock, AddressPlan, Claim, GivenSubnet, LockedSubnet, SubnetPlan
+from .model import AddressLock, AddressPlan, Claim, LockedSubnet, SubnetPlan
 from .problems import Problem, raise_if
 from .space import Space, wanted
 
@@ -82,51 +82,6 @@ def lock_of(plan: AddressPlan, *, prune: bool = False) -> AddressLock:
     )
 
 
-def verify(
-    claims: Sequence[Claim], *, blocks: Sequence[IPv4Network], subnets: Sequence[GivenSubnet], path: str = "network"
-) -> tuple[AddressPlan, dict[str, str]]:
-    """Seat every claim in somebody else's subnets by their free addresses.
-
-    Returns the plan and each claim's subnet id.
-
-    Raises:
-        PlanError: which claim found no seat and by how many addresses the best subnet is short.
-    """
-    free = {s.id: s.free for s in subnets}
-    cells: dict[str, IPv4Network] = {}
-    seats: dict[str, str] = {}
-    planned: list[SubnetPlan] = []
-    problems: list[Problem] = []
-    for claim in sorted(claims, key=lambda c: (-wanted(c), c.name)):
-        want = wanted(claim)
-        near = [s for s in subnets if s.zone == claim.zone and claim.purpose in s.purposes]
-        if claim.cell in cells:
-            near = [s for s in near if page_of(s.cidr) == cells[claim.cell]]
-        fits = [s for s in near if free[s.id] >= want]
-        if not fits:
-            most = max((free[s.id] for s in near), default=0)
-            problems.append(
-                Problem(
-                    path=claim.path or f"{path}.subnets",
-                    given=f"{claim.name} needs {want} free addresses in {claim.zone}",
-                    allowed=f"the best of {len(near)} {claim.purpose} subnets there has {most} left (short by {want - most})",
-                    fix="; or ".join((f"add a {claim.purpose} subnet in {claim.zone}", *claim.ways_out)),
-                )
-            )
-            continue
-        seat = min(fits, key=lambda s: (free[s.id], s.id))
-        free[seat.id] -= want
-        seats[claim.name] = seat.id
-        if claim.cell:
-            cells[claim.cell] = page_of(seat.cidr)
-        planned.append(
-            SubnetPlan(claim=claim.name, zone=claim.zone, purpose=claim.purpose, cidr=seat.cidr,
-                       needed=claim.needed, reserved=want)
-        )  # fmt: skip
-    raise_if(problems)
-    return AddressPlan(blocks=tuple(blocks), subnets=tuple(planned)), seats
-
-
 def check_pool(pool: Sequence[IPv4Network], *, path: str) -> list[Problem]:
     """Refuse pools that AWS or SageMaker would refuse or break on."""
     problems: list[Problem] = []
@@ -138,19 +93,23 @@ def check_pool(pool: Sequence[IPv4Network], *, path: str) -> list[Problem]:
         refuse("no network", "at least one private network", "leave `pool` out for the region's own /13")
     for i, net in enumerate(pool):
         if family(net) is None:
-            refuse(net, "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10", "choose a private network")
+            private = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10"
+            refuse(net, private, "choose a private network")
         elif net.prefixlen > 28:
             refuse(net, "a /28 or larger", "AWS has no smaller subnet")
         elif net.subnet_of(DOCKER_BRIDGE):
-            refuse(net, "anything but 172.17.0.0/16", "SageMaker's container bridge owns that range: choose another")
+            why = "SageMaker's container bridge owns that range: choose another"
+            refuse(net, "anything but 172.17.0.0/16", why)
         elif closed := next((n for n in NEVER_SECONDARY if net.subnet_of(n)), None):
-            refuse(net, f"anything but {closed}", "AWS adds no second block from there: choose another, to grow")
+            why = "AWS adds no second block from there: choose another, to grow"
+            refuse(net, f"anything but {closed}", why)
         if any(net.overlaps(other) for other in pool[:i]):
             refuse(net, "networks that do not overlap", "drop one of the two")
     families = {f for f in map(family, pool) if f not in (None, SHARED)}
     if len(families) > 1:
-        refuse(", ".join(map(str, pool)), "one of the private ranges, with 100.64.0.0/10 beside it if need be",
-               "AWS does not join 10/8, 172.16/12 and 192.168/16 in one VPC")  # fmt: skip
+        allowed = "one of the private ranges, with 100.64.0.0/10 beside it if need be"
+        why = "AWS does not join 10/8, 172.16/12 and 192.168/16 in one VPC"
+        refuse(", ".join(map(str, pool)), allowed, why)
     return problems
 
 
@@ -161,8 +120,8 @@ def _check_lock(lock: AddressLock, *, path: str) -> list[Problem]:
     stray = [str(n) for n in nets if not any(n.subnet_of(b) for b in lock.blocks)]
     wrong = [*(f"{c} overlap" for c in clash), *(f"{s} lies in no locked block" for s in stray)]
     fix = "restore the lock file from version control: it must say what is deployed"
-    return [Problem(path=f"{path} (lock file)", given=w, allowed="subnets inside the locked blocks, apart from each other",
-                    fix=fix) for w in wrong]  # fmt: skip
+    allowed = "subnets inside the locked blocks, apart from each other"
+    return [Problem(path=f"{path} (lock file)", given=w, allowed=allowed, fix=fix) for w in wrong]
 
 
 def _check_blocks(blocks: Sequence[IPv4Network], quota: int, path: str) -> list[Problem]:
@@ -171,12 +130,13 @@ def _check_blocks(blocks: Sequence[IPv4Network], quota: int, path: str) -> list[
     if len(blocks) > most:
         problems.append(Problem(
             path=f"{path}.block_quota", given=f"a plan of {len(blocks)} VPC blocks", allowed=f"{most}",
-            fix=f"ask for more 'IPv4 CIDR blocks per VPC' (up to {LARGEST_BLOCK_QUOTA}) and raise block_quota; "
-                "or plan fewer, larger groups",
+            fix=f"ask for more 'IPv4 CIDR blocks per VPC' (up to {LARGEST_BLOCK_QUOTA}) and raise "
+                "block_quota; or plan fewer, larger groups",
         ))  # fmt: skip
     problems += [
         Problem(path=f"{path}.pool", given=f"{block} beside the primary block {blocks[0]}",
-                allowed="a secondary block that AWS accepts beside it", fix="draw the pool from one private range")
+                allowed="a secondary block that AWS accepts beside it",
+                fix="draw the pool from one private range")
         for block in blocks[1:] if not accepts_secondary(blocks[0], block)
     ]  # fmt: skip
     return problems
@@ -194,7 +154,8 @@ def _keep(claims: Iterable[Claim], lock: AddressLock) -> tuple[list[SubnetPlan],
         kept.append(SubnetPlan(claim=name, zone=locked.zone, purpose=locked.purpose, cidr=locked.cidr,
                                needed=needed, reserved=reserved, retired=claim is None))  # fmt: skip
         if claim is None:
-            warnings.append(f"{locked.cidr} ({name}) has no tenant: deploy, then `trainshed plan --lock --prune`")
+            then = "deploy, then `trainshed plan --lock --prune`"
+            warnings.append(f"{locked.cidr} ({name}) has no tenant: {then}")
             continue
         usable = kept[-1].usable
         if (claim.zone, claim.purpose) != (locked.zone, locked.purpose):
@@ -207,10 +168,13 @@ def _keep(claims: Iterable[Claim], lock: AddressLock) -> tuple[list[SubnetPlan],
             problems.append(Problem(
                 path=claim.path, given=f"{name} needs {needed} addresses",
                 allowed=f"{usable} in its locked subnet {locked.cidr} (short by {needed - usable})",
-                fix="; or ".join(("a subnet cannot grow: put the further nodes into a second group", *claim.ways_out)),
+                fix="; or ".join(
+                    ("a subnet cannot grow: put the further nodes into a second group", *claim.ways_out)
+                ),
             ))  # fmt: skip
         elif reserved > usable:
-            warnings.append(f"{name} may not grow as declared: {reserved} addresses asked, {locked.cidr} has {usable}")
+            short = f"{reserved} addresses asked, {locked.cidr} has {usable}"
+            warnings.append(f"{name} may not grow as declared: {short}")
     return kept, warnings, problems
 
 
@@ -234,7 +198,9 @@ def _pins(claims: Iterable[Claim], lock: AddressLock) -> tuple[dict[str, IPv4Net
         page = page_of(lock.subnets[claim.name].cidr)
         if pins.setdefault(claim.cell, page) != page:
             problems.append(Problem(
-                path=claim.path, given=f"{claim.name} is locked in {page}", allowed=f"{pins[claim.cell]}, where its cell is",
-                fix="an EFA file system and its clients share a /16: give it a new name, or turn the file system's efa off",
+                path=claim.path, given=f"{claim.name} is locked in {page}",
+                allowed=f"{pins[claim.cell]}, where its cell is",
+                fix="an EFA file system and its clients share a /16: give it a new name, "
+                    "or turn the file system's efa off",
             ))  # fmt: skip
     return pins, problems

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from ipaddress import IPv4Network
 
-from .addressing import allocate, verify
+from .addressing import allocate
 from .capacity import check_cluster
 from .demand import claims_of
 from .endpoints import INTERFACE_ENDPOINTS
@@ -14,6 +14,7 @@ from .model import AddressLock, PlatformPlan, RegionPlan
 from .notices import warnings_of
 from .problems import PlanError, Problem, raise_if
 from .regions import REGIONS, Region
+from .seating import verify
 from .storage import check_associations, check_lustre, check_openzfs, quota_warnings
 from .suggest import did_you_mean
 

@@ -113,7 +113,7 @@ class Space:
         held = self._lock.blocks
         total = sum(b.num_addresses for b in held)
         grown = list(found)
-        for i, block in enumerate(found):
+        for i in range(len(found)):
             while grown[i].prefixlen > 16 and 2 * grown[i].num_addresses <= total:
                 parent = grown[i].supernet()
                 others = (*held, *(b for j, b in enumerate(grown) if j != i))
@@ -121,7 +121,6 @@ class Space:
                 if not usable or any(parent.overlaps(o) for o in others):
                     break
                 grown[i] = parent
-            assert block.subnet_of(grown[i])
         return grown
 
     def _free_in(self, page: IPv4Network) -> list[tuple[bool, IPv4Network]]:
@@ -165,10 +164,10 @@ def _take(heaps: dict[tuple[bool, int], list[int]], size: int) -> int:
     for inside in (True, False):
         for larger in reversed([s for s in _SIZES if s >= size]):
             if heaps[inside, larger]:
-                start = heapq.heappop(heaps[inside, larger])
-                while larger > size:
-                    larger //= 2
-                    heapq.heappush(heaps[inside, larger], start + larger)
+                start, half = heapq.heappop(heaps[inside, larger]), larger
+                while half > size:
+                    half //= 2
+                    heapq.heappush(heaps[inside, half], start + half)
                 return start
     raise AssertionError("assign() admitted a claim that place() cannot seat")
 
