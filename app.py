@@ -47,4 +47,10 @@ if __name__ == "__main__":
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
-    app.synth()
+    try:
+        app.synth()
+    except RuntimeError as error:
+        # CDK has printed each finding by then; what it raises is its own stack trace.
+        if "ValidationFailed" not in str(error):
+            raise
+        sys.exit(1)

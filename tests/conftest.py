@@ -11,6 +11,9 @@ from tests.support import Assembly, Template, platform_assembly, template_of
 
 assert offline.NODE, "set before aws_cdk is imported"
 
+# The trainer has an environment and a run of its own.
+collect_ignore = ["trainer"]
+
 
 @pytest.fixture(scope="session")
 def assembly(tmp_path_factory: pytest.TempPathFactory):

@@ -145,3 +145,12 @@ def shown(value: object) -> str:
 def stack_outputs(value: object) -> set[tuple[str, str]]:
     """Weak references in a value: (stack, output)."""
     return {(v["StackName"], v["OutputName"]) for k, v in walk([value]) if k == "Fn::GetStackOutput"}
+
+
+KEPT = ("RetainExceptOnCreate", "Retain")
+"""Deletion and replacement policy of what holds data: kept, but not when its own first creation fails."""
+
+
+def policies(resource: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """A resource's deletion and replacement policies."""
+    return resource.get("DeletionPolicy"), resource.get("UpdateReplacePolicy")

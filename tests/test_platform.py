@@ -19,7 +19,19 @@ from aws_cdk import aws_logs as logs
 
 import app
 from tests import offline
-from tests.support import FLAGS, ROOT, Template, of_type, only, shown, statements_of, waits_for, walk
+from tests.support import (
+    FLAGS,
+    KEPT,
+    ROOT,
+    Template,
+    of_type,
+    only,
+    policies,
+    shown,
+    statements_of,
+    waits_for,
+    walk,
+)
 from trainshed.guards import STATEFUL
 from trainshed.loading import load
 from trainshed.locking import locked, write_lock
@@ -134,12 +146,8 @@ def test_what_holds_data_outlives_its_stack(templates, example: str):
     for template in templates(example).values():
         for name, resource in template["Resources"].items():
             if resource["Type"] in STATEFUL:
-                keeps = "Delete" if name.startswith("Lifecycle") else "Retain"
-                assert (name, resource["DeletionPolicy"], resource["UpdateReplacePolicy"]) == (
-                    name,
-                    keeps,
-                    keeps,
-                )
+                keeps = ("Delete", "Delete") if name.startswith("Lifecycle") else KEPT
+                assert (name, policies(resource)) == (name, keeps)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -157,7 +165,7 @@ def test_what_retained_file_systems_are_in_is_retained_too(templates, example: s
         ]
         blocks = [template["Resources"][b] for s in storage for b in waits_for(s)]
         held += [*storage, *blocks, *(of_type(template, "AWS::EC2::VPC").values() if storage else ())]
-        assert {r.get("DeletionPolicy") for r in held} == {"Retain"}
+        assert {policies(r) for r in held} == {KEPT}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

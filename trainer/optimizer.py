@@ -59,7 +59,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        prefix = max((p for p in config.part_lr if name.startswith(p)), key=len, default=None)
+        plain = name.replace("_checkpoint_wrapped_module.", "")
+        prefix = max((p for p in config.part_lr if plain.startswith(p)), key=len, default=None)
         prefixes.add(prefix)
         decay = config.weight_decay if parameter.ndim > 1 else 0.0
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None

@@ -25,7 +25,7 @@ class AccessLogBucket(s3.Bucket):
             minimum_tls_version=1.2,
             block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
             versioned=True,
-            removal_policy=cdk.RemovalPolicy.RETAIN,
+            removal_policy=cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
             lifecycle_rules=[
                 s3.LifecycleRule(
                     expiration=cdk.Duration.days(expire_after_days),
@@ -75,7 +75,7 @@ class DatasetBucket(s3.Bucket):
             versioned=True,
             server_access_logs_bucket=access_logs,
             server_access_logs_prefix=f"{construct_id.lower()}/",
-            removal_policy=cdk.RemovalPolicy.RETAIN,
+            removal_policy=cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
             lifecycle_rules=[
                 s3.LifecycleRule(
                     transitions=moves,

@@ -24,7 +24,7 @@ class DataKey(kms.Key):
             scope,
             construct_id,
             enable_key_rotation=True,
-            removal_policy=cdk.RemovalPolicy.RETAIN,
+            removal_policy=cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
             description="Trainshed: datasets, checkpoints, file systems and logs of this region",
         )
         stack = cdk.Stack.of(self)

@@ -56,7 +56,7 @@ class OpenZfsHome(Construct):
                 ),
             ),
         )  # fmt: skip
-        self.cfn.apply_removal_policy(cdk.RemovalPolicy.RETAIN)
+        self.cfn.apply_removal_policy(cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE)
 
     @property
     def dns_name(self) -> str:

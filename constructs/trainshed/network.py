@@ -96,7 +96,7 @@ class EfaVpc(Construct):
         if plan.purpose == "storage":
             # A retained file system keeps its interfaces: AWS would refuse to delete what they are in.
             for held in (self._cfn, subnet, *([block] if block else [])):
-                held.apply_removal_policy(RemovalPolicy.RETAIN)
+                held.apply_removal_policy(RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE)
         table = self._table(_PUBLIC if plan.purpose == "public" else plan.zone)
         self._routed[plan.claim] = ec2.CfnSubnetRouteTableAssociation(
             self, f"{name}Table", subnet_id=subnet.ref, route_table_id=table.ref

@@ -54,4 +54,4 @@ class EfaSecurityGroup(Construct):
         )  # fmt: skip
         if retained:
             for resource in (group, *self.rules):
-                resource.apply_removal_policy(RemovalPolicy.RETAIN)
+                resource.apply_removal_policy(RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE)

@@ -67,7 +67,7 @@ class LustreFileSystem(Construct):
             lustre_configuration=_configuration(plan, logs.attr_arn),
             tags=[cdk.CfnTag(key="Name", value=f"{platform}-{plan.name}")],
         )
-        self.cfn.apply_removal_policy(cdk.RemovalPolicy.RETAIN)
+        self.cfn.apply_removal_policy(cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE)
         for rule in rules:
             self.cfn.node.add_dependency(rule)
         self.associations = [self._associate(a, buckets) for a in plan.associations]
@@ -103,7 +103,7 @@ class LustreFileSystem(Construct):
                 auto_export_policy=events.AutoExportPolicyProperty(events=list(plan.export_events)),
             ),
         )
-        association.apply_removal_policy(cdk.RemovalPolicy.RETAIN)
+        association.apply_removal_policy(cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE)
         return association
 
     def _squash_root(self, plan: LustrePlan, key: kms.IKey) -> None:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from trainshed.loading import load
 
@@ -63,7 +62,7 @@ def main(deployment: str) -> int:
             grown = _grow(region.clusters[0])
             steps(f"grow in place: {grown}", lambda: _grown(emulator, grown, *context))
             steps("tear down; data stays", lambda: _destroy(emulator, plan.name, len(plan.regions), *context))
-    except (AssertionError, subprocess.CalledProcessError, Exception) as error:  # noqa: BLE001
+    except (AssertionError, subprocess.CalledProcessError, Exception) as error:
         print(f"\n   FAILED: {error}\ndemo: {steps.passed} passed, 1 failed")
         return 1
     print(f"\ndemo: {steps.passed} passed, 0 failed")
@@ -93,12 +92,11 @@ def _show(emulator: Emulator, platform: str) -> None:
     records = [r for r in emulator.inventory() if r["stack"].startswith(platform)]
     for stack in dict.fromkeys(r["stack"] for r in records):
         kinds = Counter(r["type"].removeprefix("AWS::") for r in records if r["stack"] == stack)
-        print(
-            f"   {stack}: {sum(kinds.values())} resources ({', '.join(f'{n} {k}' for k, n in kinds.most_common(4))}, …)"
-        )
+        most = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common(4))
+        print(f"   {stack}: {sum(kinds.values())} resources ({most}, …)")
     for cluster in (r for r in records if r["type"] == "AWS::SageMaker::Cluster"):
         for group in cluster["properties"]["InstanceGroups"]:
-            print(f"   {group['InstanceGroupName']}: {group['InstanceCount']} × {group['InstanceType']}")
+            print(f"   {group['InstanceGroupName']}: {group['InstanceCount']} x {group['InstanceType']}")
     s3 = emulator.client("s3")
     bucket = next(
         r["physical_id"]

@@ -1,4 +1,4 @@
-"""The whole life of a platform on the emulator: deployed, unchanged, grown, guarded, broken, repaired, torn down."""
+"""The life of a platform on the emulator: deployed, unchanged, grown, guarded, repaired, torn down."""
 
 from __future__ import annotations
 
@@ -70,10 +70,8 @@ class Workplace:
 def place(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("deploy")
     shutil.copy(DEPLOYMENT, folder / "fleet.yaml")
-    subprocess.run(
-        [sys.executable, "-m", "trainshed", "plan", str(folder / "fleet.yaml"), "--regions", REGION, "--lock"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    plan = ("plan", str(folder / "fleet.yaml"), "--regions", REGION, "--lock")
+    subprocess.run([sys.executable, "-m", "trainshed", *plan], check=True, capture_output=True)
     with Emulator(region=REGION, tables=TABLES) as emulator:
         emulator.bootstrap()
         yield Workplace(emulator, folder)

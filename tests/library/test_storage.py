@@ -10,10 +10,12 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_kms as kms
 
 from tests.support import (
+    KEPT,
     actions_of,
     listed,
     of_type,
     only,
+    policies,
     resources_for,
     shown,
     statements_of,
@@ -128,7 +130,7 @@ def test_a_file_system_is_what_was_planned(stack_template, plan: LustrePlan):
     )
     expected = None if ssd else {"SizingMode": "USER_PROVISIONED", "SizeGiB": 64}
     assert lustre.get("DataReadCacheConfiguration") == expected
-    assert system["DeletionPolicy"] == system["UpdateReplacePolicy"] == "Retain", name
+    assert policies(system) == KEPT, name
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_buckets_are_linked_by_associations_alone(linked):
     system, _ = only(linked, "AWS::FSx::FileSystem")
     for association in found.values():
         assert association["Properties"]["FileSystemId"] == {"Ref": system}
-        assert association["DeletionPolicy"] == association["UpdateReplacePolicy"] == "Retain"
+        assert policies(association) == KEPT
     datasets = found["/datasets"]["Properties"]
     bucket = next(n for n in of_type(linked, "AWS::S3::Bucket") if n.startswith("Datasets"))
     assert datasets["DataRepositoryPath"] == {"Fn::Join": ["", ["s3://", {"Ref": bucket}, "/curated/"]]}
@@ -297,7 +299,7 @@ def test_access_is_logged_under_the_buckets_own_name(buckets, which: str):
 def test_data_outlives_its_stack(buckets, which: str):
     """B11, I2."""
     found = bucket(buckets, which)[1]
-    assert found["DeletionPolicy"] == found["UpdateReplacePolicy"] == "Retain"
+    assert policies(found) == KEPT
     assert "aws-cdk:auto-delete-objects" not in shown(found)
 
 
@@ -340,7 +342,7 @@ def test_the_lifecycle_bucket_has_a_name_that_nodes_may_read(region: str):
 def test_the_key_lets_in_fsx_and_cloudwatch_logs(buckets):
     """F8: FSx reads a linked bucket through its service-linked role, which the bucket grants nothing."""
     key = only(buckets, "AWS::KMS::Key")[1]
-    assert key["DeletionPolicy"] == key["UpdateReplacePolicy"] == "Retain"
+    assert policies(key) == KEPT
     assert key["Properties"]["EnableKeyRotation"] is True
     statements = {s.get("Sid"): s for s in key["Properties"]["KeyPolicy"]["Statement"]}
     fsx, logs = statements["FSxDataRepositories"], statements["CloudWatchLogs"]
@@ -376,4 +378,4 @@ def test_home_is_what_was_planned(stack_template):
     assert root["DataCompressionType"] == "LZ4"
     (exports,) = root["NfsExports"]
     assert "no_root_squash" not in shown(exports)
-    assert system["DeletionPolicy"] == system["UpdateReplacePolicy"] == "Retain"
+    assert policies(system) == KEPT

@@ -167,20 +167,7 @@ def _without_norm_plan():
     return patch.object(parallel, "block_plan", lambda: {k: v for k, v in plan().items() if k not in cut})
 
 
-def _checkpoint_inside_compile():
-    def reverse(model, *, selective):
-        for block in model.core.model.language_model.layers:
-            block.forward = type(block).forward.__get__(block)
-        real(model, selective=selective)
-        for block in model.core.model.language_model.layers:
-            parallel._compile(block)
-
-    real = parallel._checkpoint
-    return patch.object(parallel, "_checkpoint", reverse)
-
-
 CURES = {
     "clone": lambda: patch.object(parallel, "_own_embedding_output", lambda model: None),
     "norms": _without_norm_plan,
-    "order": _checkpoint_inside_compile,
 }

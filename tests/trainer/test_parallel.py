@@ -7,13 +7,14 @@ from itertools import pairwise
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
 from tests.trainer.factory import tiny
 from tests.trainer.launch import launch
 from trainer.errors import TrainerError
-from trainer.mesh import ParallelConfig, build_mesh, sizes
+from trainer.mesh import Mesh, ParallelConfig, build_mesh, sizes
 from trainer.optimizer import OptimizerConfig, ScheduleConfig, build_optimizer, schedule, set_rate
-from trainer.parallel import clip_grad_norm_
+from trainer.parallel import clip_grad_norm_, parallelize
 
 FULL = {"activation_checkpointing": "full"}
 SELECTIVE = {"activation_checkpointing": "selective"}
@@ -104,6 +105,17 @@ def test_error_1_embedding_gradient_under_tensor_and_compile():
     ]
     assert cured["error"] <= 1e-5
     assert "raised" in uncured or uncured["norm"] < 0.5, "the embedding's clone is needed no more"
+
+
+def test_error_2_checkpointing_is_around_the_compiled_block():
+    """The reverse raises under tensor parallelism in torch 2.13; 2.14 has both right."""
+    config = ParallelConfig(mode="none", compile=True, activation_checkpointing="full")
+    model = parallelize(tiny(), config, Mesh(None))
+    for block in model.core.model.language_model.layers:
+        assert isinstance(block, CheckpointWrapper)
+        assert not hasattr(block.forward, "_torchdynamo_orig_callable")
+        assert hasattr(block._checkpoint_wrapped_module.forward, "_torchdynamo_orig_callable")
+    assert set(model.state_dict()) == set(tiny().state_dict()), "checkpoints must not know of the wrapper"
 
 
 def test_error_3_head_norms_stay_partial_without_their_plan(parity):
