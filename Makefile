@@ -11,7 +11,10 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export JSII_NODE := $(CURDIR)/$(VENV)/node
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install demo test bench diff baseline lint format lock clean
+TRAINER := $(VENV)/trainer/bin/python
+TRAINER_STAMP := $(VENV)/trainer/.installed
+
+.PHONY: install install-trainer demo test bench diff baseline lint format lock clean
 
 install: $(STAMP)
 
@@ -26,11 +29,20 @@ $(STAMP): $(LOCKS)
 	$(VENV)/emulator/bin/python -m pip install --quiet --require-hashes --requirement requirements/emulator.txt
 	@touch $@
 
+install-trainer: $(TRAINER_STAMP)
+
+# torch stays out of the infrastructure's environment; its lock is for plain pip, on Linux.
+$(TRAINER_STAMP): requirements/trainer.txt | $(STAMP)
+	$(PYTHON) -m venv $(VENV)/trainer
+	$(TRAINER) -m pip install --quiet --require-hashes --requirement requirements/trainer.txt
+	@touch $@
+
 demo: install
 	$(PY) -m tests.engines.demo deployments/$(EXAMPLE).yaml
 
-test: install
+test: install install-trainer
 	$(PY) -m pytest
+	OMP_NUM_THREADS=1 $(TRAINER) -m pytest --confcutdir=tests/trainer tests/trainer
 
 bench: install
 	$(PY) -m tests.bench --write docs/proof.md
@@ -51,7 +63,7 @@ format: install
 
 # Newer versions of everything, within the bounds of the .in files.
 lock:
-	for name in dev emulator; do \
+	for name in dev emulator trainer; do \
 	  pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
 	    --no-emit-find-links --no-emit-trusted-host --no-emit-options \
 	    --output-file requirements/$$name.txt requirements/$$name.in; done

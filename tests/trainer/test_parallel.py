@@ -48,7 +48,7 @@ LAYOUTS: dict[int, dict[str, dict]] = {
     8: {"hsdp2x2 tp2": {"mode": "hsdp", "replicate": 2, "shard": 2, "tensor": 2}},
 }
 COMPILED = {
-    "fsdp2 compile": {"shard": 2, **COMPILE},
+    "fsdp2 compile": {"shard": 2, **COMPILE, "layers": 1, "backend": "inductor"},
     "tp2 compile full": {"tensor": 2, **COMPILE, **FULL},
 }
 UNCURED = {"norms": {"tensor": 2, "break": ("norms",)}}
@@ -90,7 +90,9 @@ def test_gradients_loss_norm_and_step_equal_one_process(parity, ranks, name):
 
 @pytest.fixture(scope="session")
 def compiled():
-    return launch("tests.trainer.layouts:compare", 2, COMPILED, timeout=400)[0]
+    return launch(
+        "tests.trainer.layouts:compare", 2, COMPILED, timeout=400, env={"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    )[0]
 
 
 @pytest.mark.parametrize("name", COMPILED)
