@@ -322,6 +322,13 @@ def test_the_largest_chooses_its_page_first():
     assert oracle.faults(allocate(claims, pool=pool), claims, pool=pool) == []
 
 
+def test_the_largest_takes_its_place_first():
+    pool, claims = nets("10.1.0.0/27", "10.1.0.32/28"), [claim("a", 11), claim("b", 27)]
+    lock = AddressLock(blocks=tuple(nets("10.1.0.0/27")))
+    plan = allocate(claims, pool=pool, lock=lock)
+    assert oracle.faults(plan, claims, pool=pool, lock=lock) == []
+
+
 def test_no_room_says_how_much_is_missing():
     pool = nets("10.1.0.0/24")
     last = claim("c", 40, ways_out=("another zone",))
@@ -361,7 +368,7 @@ def test_more_blocks_than_the_quota_are_refused():
         (("10.1.0.0/16",), ("10.1.0.0/24",), "10.1.1.0/24"),
         (("10.1.0.0/16",), ("10.1.4.0/22",), "10.1.0.0/22"),
         (("10.1.0.0/24", "10.2.0.0/26"), ("10.1.0.0/24",), "10.2.0.0/26"),
-        (("10.1.0.0/16",), ("10.1.0.64/26", "10.1.4.0/22"), "10.1.0.0/26"),
+        (("10.1.0.0/25", "10.1.4.0/22"), ("10.1.0.64/26", "10.1.4.0/22"), "10.1.0.0/26"),
         (("10.1.0.0/16",), ("10.9.0.0/16",), "10.1.0.0/16"),
     ],
 )
