@@ -704,3 +704,13 @@ def test_the_shared_range_is_never_primary_beside_a_private_one(pool):
     plan = allocate(claims, pool=nets(*pool))
     assert [str(b)[:3] for b in plan.blocks] == ["10.", "100"]
     assert oracle.faults(plan, claims, pool=nets(*pool)) == []
+
+
+def test_growth_does_not_spend_the_quota_on_gaps_between_blocks():
+    pool, claims, lock = nets("10.8.0.0/13"), [], None
+    for step, counts in enumerate(((4000, 59), (59, 123, 251), (507,), (1000,), (2000,))):
+        claims += [claim(f"g{step}-{i}", n) for i, n in enumerate(counts)]
+        plan = allocate(claims, pool=pool, lock=lock)
+        assert oracle.faults(plan, claims, pool=pool, lock=lock) == []
+        lock = lock_of(plan)
+    assert len(lock.blocks) <= 4

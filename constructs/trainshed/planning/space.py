@@ -26,6 +26,8 @@ from .cidr import (
 from .model import AddressLock, Claim
 from .problems import Problem
 
+_INSIDE, _OPENED, _UNTOUCHED = range(3)
+_Heaps = dict[tuple[int, int], list[int]]
 _SIZES = [LARGEST >> shift for shift in range(LARGEST.bit_length() - SMALLEST.bit_length() + 1)]
 
 
@@ -74,15 +76,22 @@ class Space:
         return problems
 
     def place(self) -> dict[str, IPv4Network]:
-        """Seat the assigned claims, largest first, preferring what the VPC's blocks already hold."""
+        """Seat the assigned claims, largest first, preferring what the VPC's blocks already hold.
+
+        What they do not hold goes side by side where one block has room to double the VPC: a block in
+        each small gap between others would soon use up the quota.
+        """
         placed: dict[str, IPv4Network] = {}
+        held = sum(b.num_addresses for b in self._lock.blocks)
         for page, claims in self._pending.items():
-            heaps: dict[tuple[bool, int], list[int]] = defaultdict(list)
+            heaps: _Heaps = defaultdict(list)
             for inside, net in self._free_in(page):
-                heapq.heappush(heaps[inside, net.num_addresses], start_of(net))
+                heapq.heappush(heaps[_INSIDE if inside else _UNTOUCHED, net.num_addresses], start_of(net))
+            rest = sum(subnet_size(wanted(c)) or 0 for c in claims)
             for claim in sorted(claims, key=lambda c: (-wanted(c), c.name)):
                 size = subnet_size(wanted(claim)) or 0
-                placed[claim.name] = network(_take(heaps, size), size)
+                placed[claim.name] = network(_take(heaps, size, max(rest, held)), size)
+                rest -= size
         return placed
 
     def blocks(self, placed: Mapping[str, IPv4Network], quota: int) -> tuple[IPv4Network, ...]:
@@ -160,14 +169,17 @@ class Space:
         )
 
 
-def _take(heaps: dict[tuple[bool, int], list[int]], size: int) -> int:
-    for inside in (True, False):
-        for larger in reversed([s for s in _SIZES if s >= size]):
-            if heaps[inside, larger]:
-                start, half = heapq.heappop(heaps[inside, larger]), larger
+def _take(heaps: _Heaps, size: int, hoped: int) -> int:
+    fitting = [s for s in reversed(_SIZES) if s >= size]
+    for rank in (_INSIDE, _OPENED, _UNTOUCHED):
+        if rank == _UNTOUCHED:
+            fitting.sort(key=lambda s: (s < hoped, s if s >= hoped else -s))
+        for larger in fitting:
+            if heaps[rank, larger]:
+                start, half = heapq.heappop(heaps[rank, larger]), larger
                 while half > size:
                     half //= 2
-                    heapq.heappush(heaps[inside, half], start + half)
+                    heapq.heappush(heaps[min(rank, _OPENED), half], start + half)
                 return start
     raise AssertionError("assign() admitted a claim that place() cannot seat")
 
