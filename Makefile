@@ -34,7 +34,7 @@ install-trainer: $(TRAINER_STAMP)
 # torch stays out of the infrastructure's environment; its lock is for plain pip, on Linux.
 $(TRAINER_STAMP): requirements/trainer.txt | $(STAMP)
 	$(PYTHON) -m venv $(VENV)/trainer
-	$(TRAINER) -m pip install --quiet --require-hashes --requirement requirements/trainer.txt
+	$(TRAINER) -m pip install --quiet --no-compile --require-hashes --requirement requirements/trainer.txt
 	@touch $@
 
 demo: install
