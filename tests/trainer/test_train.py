@@ -18,9 +18,10 @@ from trainer.publish import MARKER
 from trainer.resilience import Exit
 from trainer.synthesize import Scale, synthesize
 
-STEPS = 9
+STEPS = 12
 ALONE = ("parallel.mode=none", "parallel.shard=1")
 REPEATS = int(os.environ.get("TRAINSHED_REPEATS", "3"))
+KILLS = 3  # in one run; two of them are certain, the third comes when the run is not over before
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +49,26 @@ def assert_equal_weights(run: Run, whole: Run) -> None:
 def test_an_uninterrupted_run_tells_what_it_does(whole):
     assert len(whole.lines("preflight node=")) == 1
     assert re.search(r"run=tiny-cpu step=0 ranks=2 mesh=1x2x1 parameters=\d+", whole.lines("started")[0])
-    assert [re.search(r"step=(\d+)", entry)[1] for entry in whole.lines("checkpoint ")] == ["3", "6", "9"]
-    assert whole.lines("ended") == ["[trainer] ended step=9 exit=0"]
+    assert [re.search(r"step=(\d+)", entry)[1] for entry in whole.lines("checkpoint ")] == [
+        "3",
+        "6",
+        "9",
+        "12",
+    ]
+    assert whole.lines("ended") == ["[trainer] ended step=12 exit=0"]
     first = whole.lines("step=")[0]
     for key in ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "wait", "step_s", "loss_text"):
         assert re.search(rf" {key}=[-\d.e+]+( |$)", first), key
 
 
-def test_kill_9_of_any_rank_at_any_step_changes_nothing(whole, data, tmp_path, record_property):
+@pytest.mark.parametrize("_round", range(1 if REPEATS <= KILLS else (REPEATS + 1) // 2))
+def test_kill_9_of_any_rank_at_any_step_changes_nothing(whole, data, tmp_path, record_property, _round):
     """Several in one run, the second right after the restart of the first: the same step is lost twice."""
     dice = random.Random(time.time_ns())
     downs, imports = [], []
-    with Run(tmp_path / "killed", data, f"steps={STEPS}", "checkpoint.keep=9", restarts=REPEATS) as run:
+    with Run(tmp_path / "killed", data, f"steps={STEPS}", "checkpoint.keep=9", restarts=KILLS) as run:
         run.wait_for(r"^\[trainer\] checkpoint step=3")
-        for kill in range(REPEATS):
+        for kill in range(KILLS):
             told = len(run.lines("step="))
             run.wait_for(r"^\[trainer\] step=", count=told + (1 if kill == 1 else dice.randint(1, 3)))
             newest = int(re.findall(r"\[trainer\] step=(\d+)", run.text())[-1])
@@ -121,13 +128,13 @@ def test_signals_save_at_the_step_and_the_next_start_goes_on(whole, data, tmp_pa
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_run_goes_on_in_another_world(whole, data, tmp_path, ranks):
     folder = tmp_path / f"on-{ranks}"
-    shutil.copytree(whole.folder / "checkpoints" / "step-00000006", folder / "checkpoints" / "step-00000006")
+    shutil.copytree(whole.folder / "checkpoints" / "step-00000009", folder / "checkpoints" / "step-00000009")
     layout = ["parallel.mode=hsdp", "parallel.replicate=2"] if ranks == 4 else []
     with Run(folder, data, f"steps={STEPS}", *layout, ranks=ranks) as run:
         assert run.end() == 0, run.text()
-    assert "resumed step=6" in run.text()
+    assert "resumed step=9" in run.text()
     again, before = steps_of(run), steps_of(whole)
-    assert sorted(again) == [7, 8, 9]
+    assert sorted(again) == [10, 11, 12]
     for step in again:
         ((loss, norm),), ((loss_before, norm_before),) = again[step], before[step]
         assert float(loss) == pytest.approx(float(loss_before), rel=1e-6)
@@ -145,6 +152,7 @@ def test_resume_skips_what_is_not_whole_and_says_why(whole, data, tmp_path):
     """Ends at once: step 9 is torn, 6 half published, 3 whole; two more steps suffice."""
     folder = tmp_path / "torn"
     shutil.copytree(whole.folder / "checkpoints", folder / "checkpoints")
+    shutil.rmtree(folder / "checkpoints" / "step-00000012")
     (folder / "checkpoints" / "step-00000006" / MARKER).unlink()
     torn = folder / "checkpoints" / "step-00000009" / "__1_0.distcp"
     torn.write_bytes(torn.read_bytes()[:1000])
