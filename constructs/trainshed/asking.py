@@ -34,7 +34,7 @@ from .planning.storage import (
 )
 from .planning.suggest import did_you_mean
 
-GROWTH = 1.5
+GROWTH = Decimal("1.5")
 
 
 def platform_of(regions: dict[str, Deployment]) -> tuple[PlatformPlan, list[Problem]]:
@@ -203,7 +203,7 @@ def _grow_to(name: str, fs: Lustre, wrong: list[Problem]) -> int:
     if fs.capacity_tib is None:
         return 0
     try:
-        wish = ceil(fs.capacity_tib * 1000 * 3 / 2)
+        wish = ceil(fs.capacity_tib * 1000 * GROWTH)
         return max(capacity_neighbours(wish, efa=fs.efa, tier=fs.throughput_per_tib))
     except ValueError:
         return 0  # an illegal tier, which its own check reports

@@ -5,6 +5,9 @@ All are private, TLS-only and encrypted; data buckets are versioned, logged and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
+
 import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
@@ -13,18 +16,42 @@ from constructs import Construct
 _ABORT_AFTER = cdk.Duration.days(7)
 
 
-class AccessLogBucket(s3.Bucket):
+class _Props(TypedDict, total=False):
+    bucket_name: str
+    server_access_logs_bucket: s3.IBucket
+    server_access_logs_prefix: str
+    removal_policy: cdk.RemovalPolicy
+    auto_delete_objects: bool
+    lifecycle_rules: Sequence[s3.LifecycleRule]
+
+
+class _PrivateBucket(s3.Bucket):
+    """What every bucket here has; without a key S3's own encrypts."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, key: kms.IKey | None = None, **props: Unpack[_Props]
+    ) -> None:
+        super().__init__(
+            scope,
+            construct_id,
+            encryption=s3.BucketEncryption.KMS if key else s3.BucketEncryption.S3_MANAGED,
+            encryption_key=key,
+            bucket_key_enabled=True if key else None,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            versioned=True,
+            **props,
+        )
+
+
+class AccessLogBucket(_PrivateBucket):
     """Receives the access logs of the others; S3 delivers them to SSE-S3 buckets only."""
 
     def __init__(self, scope: Construct, construct_id: str, *, expire_after_days: int) -> None:
         super().__init__(
             scope,
             construct_id,
-            encryption=s3.BucketEncryption.S3_MANAGED,
-            enforce_ssl=True,
-            minimum_tls_version=1.2,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            versioned=True,
             removal_policy=cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
             lifecycle_rules=[
                 s3.LifecycleRule(
@@ -36,7 +63,7 @@ class AccessLogBucket(s3.Bucket):
         )
 
 
-class DatasetBucket(s3.Bucket):
+class DatasetBucket(_PrivateBucket):
     """A bucket for datasets or checkpoints.
 
     Args:
@@ -66,13 +93,7 @@ class DatasetBucket(s3.Bucket):
         super().__init__(
             scope,
             construct_id,
-            encryption=s3.BucketEncryption.KMS,
-            encryption_key=key,
-            bucket_key_enabled=True,
-            enforce_ssl=True,
-            minimum_tls_version=1.2,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            versioned=True,
+            key=key,
             server_access_logs_bucket=access_logs,
             server_access_logs_prefix=f"{construct_id.lower()}/",
             removal_policy=cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
@@ -86,7 +107,7 @@ class DatasetBucket(s3.Bucket):
         )
 
 
-class LifecycleBucket(s3.Bucket):
+class LifecycleBucket(_PrivateBucket):
     """Holds what nodes run at boot: rebuilt from the repository at each deploy, so it empties itself.
 
     Its name begins with `sagemaker-` because AWS's managed policy for cluster nodes admits no other
@@ -101,13 +122,7 @@ class LifecycleBucket(s3.Bucket):
             scope,
             construct_id,
             bucket_name=f"sagemaker-{platform}-{stack.account}-{stack.region}",
-            encryption=s3.BucketEncryption.KMS,
-            encryption_key=key,
-            bucket_key_enabled=True,
-            enforce_ssl=True,
-            minimum_tls_version=1.2,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            versioned=True,
+            key=key,
             server_access_logs_bucket=access_logs,
             server_access_logs_prefix="lifecycle/",
             removal_policy=cdk.RemovalPolicy.DESTROY,
