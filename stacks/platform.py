@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aws_cdk import Annotations, AspectPriority, Aspects, Tags
+from aws_cdk import Annotations, Tags
 from constructs import Construct
 
 from trainshed.guards import Guards
@@ -32,7 +32,7 @@ class Platform(Construct):
                     scope, f"{prefix}-{cluster.name}", platform=plan, plan=region, cluster=cluster,
                     network=network, storage=storage,
                 )  # fmt: skip
-        Aspects.of(scope).add(Guards(), priority=AspectPriority.READONLY)
+        scope.node.add_validation(Guards(scope))
         for key, value in {"trainshed": plan.name, **plan.tags}.items():
             Tags.of(scope).add(key, value)
         acknowledge(scope)

@@ -40,7 +40,7 @@ def findings(tmp_path):
         app = cdk.App(context=FLAGS, outdir=str(tmp_path))
         stack = cdk.Stack(app, "Theirs", env=cdk.Environment(region="us-east-2"))
         build(stack)
-        cdk.Aspects.of(app).add(Guards(), priority=cdk.AspectPriority.READONLY)
+        app.node.add_validation(Guards(app))
         try:
             app.synth()
             failed = False

@@ -10,7 +10,7 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_fsx as fsx
 from constructs import IConstruct
 
-from .inspection import depends_on, field, self_rules, subnets_of, target, written, zone
+from .inspection import Resources, depends_on, field, subnets_of, target, zone
 
 Findings = Iterator[tuple[str, str]]
 """Name of the guard, and what it says."""
@@ -22,12 +22,12 @@ _NO_RULE = (
 )
 
 
-def efa_rules(node: cdk.CfnResource, group_ids: list[Any], what: str) -> Findings:
+def efa_rules(node: cdk.CfnResource, group_ids: list[Any], what: str, app: Resources) -> Findings:
     """One of the security groups must admit itself both ways, before the resource comes up."""
     groups = [g for g in map(target, group_ids) if isinstance(g, ec2.CfnSecurityGroup)]
     if len(groups) < len(group_ids):
         return  # an imported group's rules are out of sight
-    rules = [self_rules(group) for group in groups]
+    rules = [app.self_rules(group) for group in groups]
     for way, index in (("ingress", 0), ("egress", 1)):
         found = [rule for sides in rules for rule in sides[index]]
         if not found:
@@ -36,13 +36,15 @@ def efa_rules(node: cdk.CfnResource, group_ids: list[Any], what: str) -> Finding
             yield "order", f"{what} may come up before {found[0].node.path}: add the dependency"
 
 
-def same_zone(subnets: list[ec2.CfnSubnet], systems: list[IConstruct | None], what: str) -> Findings:
+def same_zone(
+    subnets: list[ec2.CfnSubnet], systems: list[IConstruct | None], what: str, app: Resources
+) -> Findings:
     """HyperPod picks one subnet of a group, so each must be in the file system's zone."""
     mine = {found for found in map(zone, subnets) if found}
     for system in systems:
         if not isinstance(system, fsx.CfnFileSystem):
             continue
-        given = written(system)
+        given = app.written(system)
         if not field(field(given, "lustre_configuration"), "efa_enabled"):
             continue
         theirs = {found for found in map(zone, subnets_of(field(given, "subnet_ids"))) if found}

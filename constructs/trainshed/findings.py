@@ -15,7 +15,7 @@ from typing import Any
 import aws_cdk as cdk
 import jsii
 from aws_cdk import aws_iam as iam
-from constructs import IConstruct, IValidation
+from constructs import IConstruct, IValidation, Node
 
 from .inspection import field, items
 
@@ -64,17 +64,22 @@ class Acknowledgements:
             for row in rows:
                 for path in row.paths.split():
                     by_path.setdefault(path, []).append(row)
+            nodes: dict[str, Node] = {"": stack.node}
             for path, here in by_path.items():
-                if node := _find(stack, path):
+                if node := _find(nodes, path):
                     _acknowledge(node, here, path.partition("/")[0])
         return []
 
 
-def _find(scope: IConstruct, path: str) -> IConstruct | None:
-    found: IConstruct | None = scope
-    for part in path.split("/"):
-        found = found and found.node.try_find_child(part)
-    return found
+def _find(nodes: dict[str, Node], path: str) -> IConstruct | None:
+    """The construct at a path; `nodes` keeps what was passed on the way."""
+    above, _, name = path.rpartition("/")
+    if above not in nodes:
+        passed = _find(nodes, above)
+        if not passed:
+            return None
+        nodes[above] = passed.node
+    return nodes[above].try_find_child(name)
 
 
 def _acknowledge(node: IConstruct, rows: Iterable[Accepted], name: str) -> None:

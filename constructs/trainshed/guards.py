@@ -1,4 +1,4 @@
-"""An Aspect that refuses a template that would fail at night.
+"""A validation that refuses a template that would fail at night.
 
 Each guard names the resource, what is wrong and what to change. It reads what the constructs say,
 so it holds for anybody's constructs in the same app, not only for this library's.
@@ -12,10 +12,10 @@ from aws_cdk import aws_fsx as fsx
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sagemaker as sagemaker
-from constructs import IConstruct
+from constructs import IConstruct, IValidation
 
 from .efa_guards import Findings, efa_rules, same_zone
-from .inspection import depends_on, field, items, rendered, subnets_of, target, type_of, written
+from .inspection import Resources, depends_on, field, items, rendered, subnets_of, target, type_of
 from .permissions import grants
 from .planning.instances import INSTANCE_TYPES
 
@@ -33,30 +33,35 @@ _EMPTIES_ITSELF = "AutoDeleteObjectsCustomResource"
 _SILENT = 'its role lacks fsx:DescribeFileSystems and would fall back to TCP in silence: allow it on "*"'
 
 
-@jsii.implements(cdk.IAspect)
+@jsii.implements(IValidation)
 class Guards:
-    """Makes synthesis fail on what it finds.
+    """Makes synthesis fail on what it finds below a scope: an app, a stage or a stack.
 
-    Add with `Aspects.of(app).add(Guards(), priority=AspectPriority.READONLY)`, so that it comes after
-    Aspects that change what they visit.
+    Add with `scope.node.add_validation(Guards(scope))`. CDK validates after every Aspect, so what they
+    mend is mended.
     """
 
-    def visit(self, node: IConstruct) -> None:
-        """Check one construct, and with a cluster or file system what it leans on."""
-        if not isinstance(node, cdk.CfnResource):
-            return
-        for guard, message in self._findings(node):
-            cdk.Annotations.of(node).add_error(f"{message} [trainshed:{guard}]")
+    def __init__(self, scope: IConstruct) -> None:
+        self._scope = scope
 
-    def _findings(self, node: cdk.CfnResource) -> Findings:
-        if type_of(node) in STATEFUL:
-            yield from _retained(node)
-        if isinstance(node, logs.CfnLogGroup) and node.retention_in_days is None:
-            yield "retention", "this log group is kept for ever: set retention_in_days"
-        elif isinstance(node, fsx.CfnFileSystem):
-            yield from _lustre(node)
-        elif isinstance(node, sagemaker.CfnCluster):
-            yield from _cluster(node)
+    def validate(self) -> list[str]:
+        """Findings become error annotations where they arise, which name the construct."""
+        app = Resources(self._scope)
+        for node in app.all:
+            for guard, message in _findings(node, app):
+                cdk.Annotations.of(node).add_error(f"{message} [trainshed:{guard}]")
+        return []
+
+
+def _findings(node: cdk.CfnResource, app: Resources) -> Findings:
+    if type_of(node) in STATEFUL:
+        yield from _retained(node)
+    if isinstance(node, logs.CfnLogGroup) and node.retention_in_days is None:
+        yield "retention", "this log group is kept for ever: set retention_in_days"
+    elif isinstance(node, fsx.CfnFileSystem):
+        yield from _lustre(node, app)
+    elif isinstance(node, sagemaker.CfnCluster):
+        yield from _cluster(node, app)
 
 
 def _retained(node: cdk.CfnResource) -> Findings:
@@ -68,8 +73,8 @@ def _retained(node: cdk.CfnResource) -> Findings:
         yield "retain", f"{node.cfn_resource_type} would go with its stack: apply RemovalPolicy.RETAIN"
 
 
-def _lustre(node: fsx.CfnFileSystem) -> Findings:
-    given = written(node)
+def _lustre(node: fsx.CfnFileSystem, app: Resources) -> Findings:
+    given = app.written(node)
     if field(given, "file_system_type") != "LUSTRE":
         return
     version = field(given, "file_system_type_version")
@@ -77,27 +82,28 @@ def _lustre(node: fsx.CfnFileSystem) -> Findings:
         found = version or "2.10 (AWS's default)"
         yield "lustre-version", f"Lustre {found}, but current AMIs mount 2.15: set file_system_type_version"
     if field(field(given, "lustre_configuration"), "efa_enabled") is True:
-        yield from efa_rules(node, items(field(given, "security_group_ids")), "this EFA file system")
+        yield from efa_rules(node, items(field(given, "security_group_ids")), "this EFA file system", app)
 
 
-def _cluster(node: sagemaker.CfnCluster) -> Findings:
-    given = written(node)
+def _cluster(node: sagemaker.CfnCluster, app: Resources) -> Findings:
+    given = app.written(node)
     groups = items(field(given, "instance_groups"))
     for group in groups:
         name = f"group {field(group, 'instance_group_name')}"
         network = field(group, "override_vpc_config") or field(given, "vpc_config")
         subnets = subnets_of(field(network, "subnets"))
-        if any(s.map_public_ip_on_launch is True for s in subnets):
+        if any(field(app.written(s), "map_public_ip_on_launch") is True for s in subnets):
             yield "public-subnet", f"{name} would get public addresses: HyperPod wants private subnets"
         storage = items(field(group, "instance_storage_configs"))
         mounts = [mount for mount in (field(s, "fsx_lustre_config") for s in storage) if mount]
         if network and _speaks_efa(group):
-            yield from efa_rules(node, items(field(network, "security_group_ids")), name)
-            yield from same_zone(subnets, [target(field(mount, "dns_name")) for mount in mounts], name)
+            yield from efa_rules(node, items(field(network, "security_group_ids")), name, app)
+            systems = [target(field(mount, "dns_name")) for mount in mounts]
+            yield from same_zone(subnets, systems, name, app)
         if mounts:
-            yield from _describes_file_systems(field(group, "execution_role"), name)
+            yield from _describes_file_systems(field(group, "execution_role"), name, app)
     sources = [field(field(group, "life_cycle_config"), "source_s3_uri") for group in groups]
-    yield from _uploaded(node, rendered(node, sources))
+    yield from _uploaded(node, rendered(node, sources), app)
 
 
 def _speaks_efa(group: object) -> bool:
@@ -106,16 +112,21 @@ def _speaks_efa(group: object) -> bool:
     return any(kind.efa_interfaces for kind in kinds if kind)
 
 
-def _uploaded(node: sagemaker.CfnCluster, scripts: str) -> Findings:
-    for other in cdk.Stack.of(node).node.find_all():
-        if not isinstance(other, cdk.CfnResource) or type_of(other) != _UPLOAD:
+def _uploaded(node: sagemaker.CfnCluster, scripts: str, app: Resources) -> Findings:
+    for other in app.all:
+        # A custom resource has no class of its own.
+        if (
+            type(other) is not cdk.CfnResource
+            or type_of(other) != _UPLOAD
+            or app.stack_of(other) != app.stack_of(node)
+        ):
             continue
-        bucket = rendered(other, written(other).get("DestinationBucketName", "")).strip('"')
+        bucket = rendered(other, app.written(other).get("DestinationBucketName", "")).strip('"')
         if bucket and bucket in scripts and not depends_on(node, other):
             yield "order", f"the cluster may start before {other.node.path} has uploaded: add the dependency"
 
 
-def _describes_file_systems(role_arn: object, what: str) -> Findings:
+def _describes_file_systems(role_arn: object, what: str, app: Resources) -> Findings:
     role = target(role_arn)
-    if isinstance(role, iam.CfnRole) and not grants(role, "fsx:DescribeFileSystems"):
+    if isinstance(role, iam.CfnRole) and not grants(role, "fsx:DescribeFileSystems", app):
         yield "describe-file-systems", f"{what} mounts Lustre, but {_SILENT}"

@@ -1,76 +1,73 @@
-"""What a role may do, read from the policies of the app before synthesis."""
+"""What a role may do, read from the policies of the app."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
-from constructs import IConstruct
 
-from .inspection import field, items
+from .inspection import Resources, field, items
 
 # What AWS's own page attaches to node roles: it has nothing of FSx. Other AWS policies are out of sight.
 READ_MANAGED_POLICIES = ("AmazonSageMakerClusterInstanceRolePolicy",)
 
 
-def grants(role: iam.CfnRole, action: str) -> bool:
-    """Whether a role's policies in this app allow an action, or one of them is out of sight."""
-    arns, attached = _targets(role, role.managed_policy_arns)
-    ours = {p.node.path: p for p in attached if isinstance(p, iam.CfnManagedPolicy)}
-    if len(ours) < sum(not _is_read(arn) for arn in items(arns)):
+def grants(role: iam.CfnRole, action: str, app: Resources) -> bool:
+    """Whether a role's policies in this app allow an action, or one of them is out of sight.
+
+    To be asked in a validation: references between stacks are told apart by what replaced them.
+    """
+    given = role.stack.resolve(app.written(role))
+    arns = items(field(given, "managed_policy_arns"))
+    refs = _refs(app.of(iam.CfnManagedPolicy), role, app)
+    ours = [policy for policy, ref in refs if ref in arns]
+    if len(ours) < sum(not _is_read(arn) for arn in arns):
         return True
-    documents = [field(p, "policy_document") for p in items(role.policies)]
-    documents += [policy.policy_document for policy in ours.values()]
+    documents = [field(policy, "policy_document") for policy in items(field(given, "policies"))]
+    documents += [policy.stack.resolve(policy.policy_document) for policy in ours]
     # To ask each policy of the app whom it is for is dear, and needed only when the role's own say nothing.
-    return _allow(role, documents, action) or _allow(role, _written_for(role), action)
+    return _allow(documents, action) or _allow(_written_for(role, app), action)
+
+
+def _refs(
+    policies: list[iam.CfnManagedPolicy], role: iam.CfnRole, app: Resources
+) -> list[tuple[iam.CfnManagedPolicy, object]]:
+    """Policies that the role's stack may name, as it names them."""
+    found = zip(policies, role.stack.resolve([app.ref(policy) for policy in policies]), strict=True)
+    return [(policy, ref) for policy, ref in found if _names(ref, policy, role, app)]
+
+
+def _names(ref: object, thing: cdk.CfnResource, user: cdk.CfnResource, app: Resources) -> bool:
+    """A plain `Ref` to another stack's resource means one of the user's own: nothing there refers to it."""
+    return app.stack_of(thing) == app.stack_of(user) or field(ref, "Ref") is None
+
+
+def _written_for(role: iam.CfnRole, app: Resources) -> Iterator[Any]:
+    for policy in app.of(iam.CfnPolicy, iam.CfnManagedPolicy):
+        stack = policy.stack
+        # In a section, for what resolves to nothing is dropped.
+        seen = stack.resolve({"role": app.ref(role), "roles": policy.roles})
+        if field(seen, "role") in items(field(seen, "roles")) and _names(seen["role"], role, policy, app):
+            yield stack.resolve(policy.policy_document)
 
 
 def _is_read(arn: object) -> bool:
     return any(name in str(arn) for name in READ_MANAGED_POLICIES)
 
 
-def _written_for(role: iam.CfnRole) -> Iterator[Any]:
-    for other in role.node.root.node.find_all():
-        if isinstance(other, iam.CfnPolicy | iam.CfnManagedPolicy):
-            _, roles = _targets(other, other.roles)
-            if any(found.node.path == role.node.path for found in roles):
-                yield other.policy_document
+def _allow(documents: Iterable[Any], action: str) -> bool:
+    return any(
+        fnmatchcase(action.lower(), pattern.lower())
+        for document in documents
+        for statement in items(field(document, "Statement")) or [field(document, "Statement")]
+        if field(statement, "Effect") == "Allow"
+        for pattern in _actions(statement)
+    )
 
 
-def _allow(role: iam.CfnRole, documents: Iterable[Any], action: str) -> bool:
-    stack = cdk.Stack.of(role)
-    allowed = (pattern for document in documents for pattern in _actions(stack.resolve(document)))
-    return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in allowed)
-
-
-def _actions(document: object) -> Iterator[str]:
-    statements = field(document, "Statement")
-    for statement in items(statements) or [statements]:
-        if field(statement, "Effect") == "Allow":
-            actions = field(statement, "Action") or "*"
-            yield from [actions] if isinstance(actions, str) else items(actions)
-
-
-class _Seeing(cdk.DefaultTokenResolver):
-    """Remembers what it resolves: the lists of CDK's roles are one lazy token, which hides its targets."""
-
-    def __init__(self) -> None:
-        super().__init__(cdk.StringConcat())
-        self.seen: list[IConstruct] = []
-
-    def resolve_token(
-        self, t: cdk.IResolvable, context: cdk.IResolveContext, post_processor: cdk.IPostProcessor
-    ) -> Any:  # noqa: ANN401
-        """As CDK does."""
-        found = cast("IConstruct | None", getattr(t, "target", None))
-        self.seen += [found] if found else []
-        return super().resolve_token(t, context, post_processor)
-
-
-def _targets(owner: cdk.CfnResource, value: object) -> tuple[object, list[IConstruct]]:
-    """A value as it stands resolved, and the constructs that it refers to."""
-    resolver = cast("cdk.ITokenResolver", seeing := _Seeing())
-    return cdk.Tokenization.resolve(value, resolver=resolver, scope=owner, preparing=False), seeing.seen
+def _actions(statement: object) -> list[str]:
+    actions = field(statement, "Action") or "*"
+    return [actions] if isinstance(actions, str) else items(actions)

@@ -6,6 +6,8 @@ page ("IAM for HyperPod"), narrowed to this cluster's logs, folder, security gro
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
@@ -81,69 +83,63 @@ class NodeExecutionRole(Construct):
             *_everywhere(cdk.Stack.of(self), cluster_name, security_group.security_group_id),
             _list(lifecycle_bucket, prefix),
             _read(lifecycle_bucket, prefix),
+            _use_key(key, write=node_role == "worker"),
         ]
-        statements.append(_use_key(key, write=node_role == "worker"))
         if node_role != "controller":
             statements += [_list(datasets), _read(datasets), _list(checkpoints), _read(checkpoints)]
         if node_role == "worker":
-            statements.append(iam.PolicyStatement(
-                actions=["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
-                resources=[checkpoints.arn_for_objects("*")],
-            ))  # fmt: skip
+            write = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+            statements.append(_allow(write, [checkpoints.arn_for_objects("*")]))
         if node_role == "controller" and secret_arn:
-            statements.append(
-                iam.PolicyStatement(actions=["secretsmanager:GetSecretValue"], resources=[secret_arn])
-            )
+            statements.append(_allow(["secretsmanager:GetSecretValue"], [secret_arn]))
         if watches_alarms:
-            statements.append(iam.PolicyStatement(actions=["cloudwatch:DescribeAlarms"], resources=["*"]))
+            statements.append(_allow(["cloudwatch:DescribeAlarms"], ["*"]))
+        document = iam.PolicyDocument.from_json({"Version": "2012-10-17", "Statement": statements})
         self.role = iam.Role(
             self,
             "Role",
             assumed_by=service("sagemaker.amazonaws.com"),
-            managed_policies=[iam.ManagedPolicy(self, "Policy", statements=statements)],
+            managed_policies=[iam.ManagedPolicy(self, "Policy", document=document)],
         )
         self.role_arn = self.role.role_arn
 
 
-def _everywhere(stack: cdk.Stack, cluster_name: str, security_group_id: str) -> list[iam.PolicyStatement]:
-    logs = stack.format_arn(
-        service="logs", resource="log-group", resource_name=f"/aws/sagemaker/Clusters/{cluster_name}/*",
-        arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-    )  # fmt: skip
+def _allow(
+    actions: Sequence[str], resources: Sequence[str], conditions: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    # A document in one piece: each statement as an object of CDK's costs synthesis three round trips.
+    found: dict[str, object] = {"Effect": "Allow", "Action": [*actions], "Resource": [*resources]}
+    return {**found, "Condition": conditions} if conditions else found
+
+
+def _everywhere(stack: cdk.Stack, cluster_name: str, security_group_id: str) -> list[dict[str, object]]:
+    partition, place = stack.partition, f"{stack.region}:{stack.account}"
+    logs = f"arn:{partition}:logs:{place}:log-group:/aws/sagemaker/Clusters/{cluster_name}/*"
     network = [
-        stack.format_arn(service="ec2", resource=kind, resource_name=name)
-        for kind, name in (("network-interface", "*"), ("subnet", "*"), ("security-group", security_group_id))
+        f"arn:{partition}:ec2:{place}:{name}"
+        for name in ("network-interface/*", "subnet/*", f"security-group/{security_group_id}")
     ]
+    metrics = {"StringEquals": {"cloudwatch:namespace": "/aws/sagemaker/Clusters"}}
     return [
-        iam.PolicyStatement(
-            actions=[*WRITE_LOGS],
-            resources=[logs, f"{logs}:log-stream:*"],
-        ),
-        iam.PolicyStatement(
-            actions=["cloudwatch:PutMetricData"], resources=["*"],
-            conditions={"StringEquals": {"cloudwatch:namespace": "/aws/sagemaker/Clusters"}},
-        ),
-        iam.PolicyStatement(actions=[*SESSION_MANAGER], resources=["*"]),
-        iam.PolicyStatement(actions=[*CREATE_INTERFACES], resources=network),
-        iam.PolicyStatement(actions=["ec2:CreateTags"], resources=network[:1]),
+        _allow(WRITE_LOGS, [logs, f"{logs}:log-stream:*"]),
+        _allow(["cloudwatch:PutMetricData"], ["*"], metrics),
+        _allow(SESSION_MANAGER, ["*"]),
+        _allow(CREATE_INTERFACES, network),
+        _allow(["ec2:CreateTags"], network[:1]),
         # Without fsx:DescribeFileSystems the Lustre client mounts over TCP and says nothing.
-        iam.PolicyStatement(actions=[*DESCRIBE_NETWORK, "fsx:DescribeFileSystems"], resources=["*"]),
-    ]  # fmt: skip
+        _allow([*DESCRIBE_NETWORK, "fsx:DescribeFileSystems"], ["*"]),
+    ]
 
 
-def _list(bucket: s3.IBucket, prefix: str | None = None) -> iam.PolicyStatement:
+def _list(bucket: s3.IBucket, prefix: str | None = None) -> dict[str, object]:
     conditions = {"StringLike": {"s3:prefix": [f"{prefix}/*", prefix]}} if prefix else None
-    return iam.PolicyStatement(
-        actions=["s3:ListBucket"], resources=[bucket.bucket_arn], conditions=conditions
-    )
+    return _allow(["s3:ListBucket"], [bucket.bucket_arn], conditions)
 
 
-def _read(bucket: s3.IBucket, prefix: str | None = None) -> iam.PolicyStatement:
-    return iam.PolicyStatement(
-        actions=["s3:GetObject"], resources=[bucket.arn_for_objects(f"{prefix}/*" if prefix else "*")]
-    )
+def _read(bucket: s3.IBucket, prefix: str | None = None) -> dict[str, object]:
+    return _allow(["s3:GetObject"], [bucket.arn_for_objects(f"{prefix}/*" if prefix else "*")])
 
 
-def _use_key(key: kms.IKey, *, write: bool) -> iam.PolicyStatement:
-    actions = ["kms:Decrypt", "kms:DescribeKey", *(["kms:GenerateDataKey"] if write else [])]
-    return iam.PolicyStatement(actions=actions, resources=[key.key_arn])
+def _use_key(key: kms.IKey, *, write: bool) -> dict[str, object]:
+    more = ["kms:GenerateDataKey"] if write else []
+    return _allow(["kms:Decrypt", "kms:DescribeKey", *more], [key.key_arn])

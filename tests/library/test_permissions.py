@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import aws_cdk as cdk
+import jsii
 import pytest
 from aws_cdk import aws_iam as iam
+from constructs import IValidation
 
+from trainshed.inspection import Resources
 from trainshed.permissions import grants
 
 ACTION = "fsx:DescribeFileSystems"
@@ -61,15 +65,34 @@ def for_a_role_of_another_stack(stack: cdk.Stack, action: str) -> iam.Role:
 WAYS = [attached, attaching, granted, inline, from_another_stack, for_a_role_of_another_stack]
 
 
+@jsii.implements(IValidation)
+class Judge:
+    """Asks when guards ask."""
+
+    def __init__(self, role: iam.Role) -> None:
+        self.role = role
+        self.verdict: bool | None = None
+
+    def validate(self) -> list[str]:
+        cfn = self.role.node.default_child
+        assert isinstance(cfn, iam.CfnRole)
+        self.verdict = grants(cfn, ACTION, Resources(cfn.node.root))
+        return []
+
+
 def judged(role: iam.Role) -> bool:
-    cfn = role.node.default_child
-    assert isinstance(cfn, iam.CfnRole)
-    return grants(cfn, ACTION)
+    judge = Judge(role)
+    role.node.add_validation(judge)
+    app = role.node.root
+    assert isinstance(app, cdk.App)
+    app.synth()
+    assert judge.verdict is not None
+    return judge.verdict
 
 
 @pytest.fixture
-def stack() -> cdk.Stack:
-    return cdk.Stack(cdk.App(), "Stack")
+def stack(tmp_path: Path) -> cdk.Stack:
+    return cdk.Stack(cdk.App(outdir=str(tmp_path)), "Stack")
 
 
 @pytest.mark.parametrize("way", WAYS)
