@@ -7,6 +7,7 @@ from pathlib import Path
 from aws_cdk import CfnOutput
 from constructs import Construct
 
+from trainshed.cluster_logs import ClusterLogs
 from trainshed.hyperpod import HyperPodCluster, Mount
 from trainshed.lifecycle import LifecycleScripts
 from trainshed.planning.model import ClusterPlan, NodeRole, PlatformPlan, RegionPlan
@@ -32,12 +33,11 @@ class ClusterStack(RegionStack):
         name = f"{platform.name}-{cluster.name}"
         lustre = storage.lustre.get(cluster.lustre or "")
         home = storage.home if cluster.home else None
-        mounts = (
-            [Mount(dns_name=lustre.dns_name, mount_name=lustre.mount_name, mount_path="/fsx")]
-            if lustre
-            else []
-        )
-        mounts += [Mount(dns_name=home.dns_name, mount_path="/home")] if home else []
+        mounts: list[Mount] = []
+        if lustre:
+            mounts.append(Mount(dns_name=lustre.dns_name, mount_name=lustre.mount_name, mount_path="/fsx"))
+        if home:
+            mounts.append(Mount(dns_name=home.dns_name, mount_path="/home"))
         scripts = LifecycleScripts(
             self,
             "Lifecycle",
@@ -47,10 +47,7 @@ class ClusterStack(RegionStack):
             entry="on_init_complete.sh",
             key=network.key,
             settings=settings_of(
-                platform=platform.name,
-                region=plan.region,
-                cluster=cluster,
-                mounts=mounts,
+                platform=platform.name, region=plan.region, cluster=cluster, mounts=mounts,
                 lustre_efa=bool(lustre and lustre.plan.efa),
                 buckets={
                     "datasets": storage.datasets.bucket_name,
@@ -58,7 +55,7 @@ class ClusterStack(RegionStack):
                     "lifecycle": storage.lifecycle.bucket_name,
                 },
             ),
-        )
+        )  # fmt: skip
         kinds: dict[NodeRole, None] = {group.role: None for group in cluster.groups}
         roles: dict[NodeRole, str] = {
             role: NodeExecutionRole(
@@ -74,5 +71,9 @@ class ClusterStack(RegionStack):
             self, "HyperPod", plan=cluster, name=name, subnet_ids=network.subnet_ids,
             security_group=network.efa.security_group, rules=network.efa.rules, roles=roles, scripts=scripts,
             orchestrator=SlurmOrchestrator(accounting=cluster.accounting), mounts=mounts,
+        )  # fmt: skip
+        ClusterLogs(
+            self, "Logs", cluster_name=name, cluster_arn=hyperpod.cluster_arn,
+            retention_days=cluster.log_retention_days, key=network.key,
         )  # fmt: skip
         CfnOutput(self, "ClusterArn", value=hyperpod.cluster_arn)

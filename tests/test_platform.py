@@ -303,6 +303,20 @@ def test_an_accounting_database_can_be_reached(templates):
     assert [e["FromPort"] for e in egress] == [443, 3307]
 
 
+def test_logs_that_hyperpod_makes_for_itself_get_an_end(templates):
+    """Its group is called by an id that only the ARN tells, once the cluster is there."""
+    template = templates("quickstart", set="clusters.train.log_retention_days=30")[
+        "quickstart-us-east-2-train"
+    ]
+    ((cluster, _),) = of_type(template, "AWS::SageMaker::Cluster").items()
+    (retention,) = of_type(template, "Custom::ClusterLogRetention").values()
+    arn = {"Fn::GetAtt": [cluster, "ClusterArn"]}
+    id_ = {"Fn::Select": [1, {"Fn::Split": ["/", arn]}]}
+    name = {"Fn::Join": ["", ["/aws/sagemaker/Clusters/quickstart-train/", id_]]}
+    assert retention["Properties"]["LogGroupName"] == name
+    assert retention["Properties"]["RetentionInDays"] == 30
+
+
 def test_guards_watch_the_whole_app(tmp_path):
     """Somebody's own stack beside the platform's."""
     cdk_app = cdk.App(context={**FLAGS, "deployment": "deployments/existing-vpc.yaml"}, outdir=str(tmp_path))

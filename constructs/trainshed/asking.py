@@ -222,6 +222,7 @@ def _cluster(name: str, cluster: Cluster, seen: Deployment, default: str) -> Clu
         home=cluster.home and seen.storage.home is not None,
         continuous_provisioning=cluster.continuous_provisioning,
         node_recovery=cluster.node_recovery,
+        log_retention_days=cluster.log_retention_days,
         accounting=accounting and AccountingDatabase(**accounting.model_dump()),
     )
 

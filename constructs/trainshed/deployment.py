@@ -288,6 +288,7 @@ class Cluster(Section):
     home: Flag = _field("replaces nodes", "Mount the shared home.", True)
     node_recovery: Flag = _field("live", "Let HyperPod replace faulty nodes.", True)
     continuous_provisioning: Flag = _field("never", "Start with the nodes that are there.", True)
+    log_retention_days: Retention = _field("live", "How long the nodes' logs are kept, in days.", 90)
     groups: dict[GroupName, Group] = _field("live", "Instance groups by name.", min_length=1, max_length=100)
 
 

@@ -126,6 +126,13 @@ def test_deployed_platform_is_what_was_planned(place: Workplace) -> None:
     )
 
 
+def test_logs_that_hyperpod_makes_for_itself_get_an_end(place: Workplace) -> None:
+    cluster = place.one("AWS::SageMaker::Cluster")
+    name = f"/aws/sagemaker/Clusters/fleet-train/{cluster['physical_id'].rpartition('/')[2]}"
+    groups = place.emulator.client("logs").describe_log_groups(logGroupNamePrefix=name)["logGroups"]
+    assert [(g["logGroupName"], g.get("retentionInDays")) for g in groups] == [(name, 90)]
+
+
 def test_diff_is_clean_after_deploy(place: Workplace) -> None:
     assert place.diff(place.synth("first")) == 0
 

@@ -6,7 +6,7 @@ import json
 import threading
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from importlib import util
+from importlib import import_module
 
 import boto3
 import pytest
@@ -21,11 +21,10 @@ UPDATE = {"FileSystemId": SYSTEM, "LustreConfiguration": {"RootSquashConfigurati
 
 @pytest.fixture(scope="module")
 def handler():
-    """The file as Lambda loads it: a module by itself."""
-    spec = util.spec_from_file_location("handler", ROOT / "constructs/trainshed/provider/handler.py")
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The module as Lambda loads it: its folder is the path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "constructs/trainshed/provider"))
+        yield import_module("handler")
 
 
 class Clock:
@@ -240,3 +239,48 @@ def test_a_long_reason_fits_the_answer(handler, answers):
     url, received = answers
     handler.respond(event(url=url), "FAILED", "x" * 5000, "id")
     assert int(received[0][1]["Content-Length"]) < 4096
+
+
+GROUP = "/aws/sagemaker/Clusters/fleet-train/abc123"
+
+
+@pytest.fixture
+def logs():
+    client = boto3.client("logs", region_name="us-east-2", aws_access_key_id="x", aws_secret_access_key="x")
+    with Stubber(client) as stub:
+        yield client, stub
+
+
+def kept_for(handler, client, kind: str, days: object = "30") -> tuple[str, str, str]:
+    sent: list[tuple[str, str, str]] = []
+    # CloudFormation hands every property over as text.
+    given = event(kind, ResourceProperties={"LogGroupName": GROUP, "RetentionInDays": days})
+    handler.log_retention(given, None, client=client, send=lambda _, *rest: sent.append(rest))
+    (answer,) = sent
+    return answer
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["made by HyperPod", "not there yet"])
+def test_a_clusters_logs_get_an_end(handler, logs, there: bool):
+    client, stub = logs
+    if there:
+        stub.add_client_error("create_log_group", "ResourceAlreadyExistsException")
+    else:
+        stub.add_response("create_log_group", {}, {"logGroupName": GROUP})
+    stub.add_response("put_retention_policy", {}, {"logGroupName": GROUP, "retentionInDays": 30})
+    assert kept_for(handler, client, "Create") == ("SUCCESS", "", GROUP)
+    stub.assert_no_pending_responses()
+
+
+def test_a_retention_that_aws_refuses_fails_the_deploy(handler, logs):
+    client, stub = logs
+    stub.add_response("create_log_group", {})
+    stub.add_client_error("put_retention_policy", "InvalidParameterException", "31 is no period")
+    status, reason, _ = kept_for(handler, client, "Create", "31")
+    assert (status, "31 is no period" in reason) == ("FAILED", True)
+
+
+def test_the_logs_outlive_the_stack(handler, logs):
+    client, stub = logs
+    assert kept_for(handler, client, "Delete")[0] == "SUCCESS"
+    stub.assert_no_pending_responses()

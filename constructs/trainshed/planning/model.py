@@ -203,6 +203,7 @@ class ClusterPlan:
     home: bool = False
     continuous_provisioning: bool = True
     node_recovery: bool = True
+    log_retention_days: int = 90
     accounting: AccountingDatabase | None = None
 
 

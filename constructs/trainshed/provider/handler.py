@@ -1,17 +1,17 @@
-"""Custom resource: the FSx settings that CloudFormation does not know (root squash).
+"""Custom resources: what CloudFormation does not know of FSx (root squash) and of HyperPod (its logs' end).
 
 Runs in Lambda with the standard library and boto3 alone.
 """
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 import boto3  # pyright: ignore[reportMissingTypeStubs]
+from answers import Send, do, properties_of, respond
 
 PATIENCE_SECONDS = 840
 PAUSE_SECONDS = 10
@@ -31,6 +31,18 @@ class Fsx(Protocol):
         ...
 
 
+class Logs(Protocol):
+    """What is used of boto3's client."""
+
+    exceptions: Any
+
+    def create_log_group(self, **request: object) -> object:
+        """CreateLogGroup."""
+
+    def put_retention_policy(self, **request: object) -> object:
+        """PutRetentionPolicy."""
+
+
 class Clock(Protocol):
     """What is used of the module `time`."""
 
@@ -48,23 +60,33 @@ def root_squash(
     *,
     client: Fsx | None = None,
     clock: Clock = time,
-    send: Callable[[Mapping[str, Any], str, str, str], None] | None = None,
+    send: Send | None = None,
 ) -> None:
-    """Set root squash on create and update; on delete leave it: the file system outlives the stack."""
-    props: Mapping[str, Any] = event.get("ResourceProperties", {})
-    status, reason = "SUCCESS", ""
-    try:
-        if event["RequestType"] != "Delete":
-            apply_root_squash(client or _client(), props, clock)
-    # Whatever it is, CloudFormation must hear of it, or it waits for an hour.
-    except Exception as error:
-        status, reason = "FAILED", f"{type(error).__name__}: {error}"
-    physical_id: str = event.get("PhysicalResourceId") or f"{props.get('FileSystemId')}/root-squash"
-    (send or respond)(event, status, reason, physical_id)
+    """Set root squash on FSx for Lustre."""
+
+    def work(props: Mapping[str, Any]) -> None:
+        apply_root_squash(client or cast("Fsx", _client("fsx")), props, clock)
+
+    do(event, work, f"{properties_of(event).get('FileSystemId')}/root-squash", send or respond)
 
 
-def _client() -> Fsx:
-    return cast("Fsx", boto3.client("fsx"))  # pyright: ignore[reportUnknownMemberType]
+def log_retention(
+    event: Mapping[str, Any], _context: object, *, client: Logs | None = None, send: Send | None = None
+) -> None:
+    """Give a log group that a service makes an end."""
+
+    def work(props: Mapping[str, Any]) -> None:
+        logs = client or cast("Logs", _client("logs"))
+        name: str = props["LogGroupName"]
+        with suppress(logs.exceptions.ResourceAlreadyExistsException):
+            logs.create_log_group(logGroupName=name)
+        logs.put_retention_policy(logGroupName=name, retentionInDays=int(props["RetentionInDays"]))
+
+    do(event, work, str(properties_of(event).get("LogGroupName")), send or respond)
+
+
+def _client(service: str) -> object:
+    return boto3.client(service)  # pyright: ignore
 
 
 def apply_root_squash(fsx: Fsx, props: Mapping[str, Any], clock: Clock) -> None:
@@ -116,22 +138,3 @@ def _is_set(system: dict[str, Any], wanted: dict[str, Any]) -> bool:
     found: dict[str, Any] = system["LustreConfiguration"].get("RootSquashConfiguration", {})
     nids = sorted(found.get("NoSquashNids", [])) == sorted(wanted["NoSquashNids"])
     return nids and found.get("RootSquash") == wanted["RootSquash"]
-
-
-def respond(event: Mapping[str, Any], status: str, reason: str, physical_id: str) -> None:
-    """Answer CloudFormation's pre-signed URL."""
-    body = json.dumps(
-        {
-            "Status": status,
-            "Reason": reason[:1000],
-            "PhysicalResourceId": physical_id,
-            "StackId": event["StackId"],
-            "RequestId": event["RequestId"],
-            "LogicalResourceId": event["LogicalResourceId"],
-        }
-    ).encode()
-    request = urllib.request.Request(  # noqa: S310
-        event["ResponseURL"], data=body, method="PUT", headers={"Content-Type": ""}
-    )
-    with urllib.request.urlopen(request, timeout=30):  # noqa: S310
-        pass
