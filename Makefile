@@ -41,7 +41,7 @@ demo: install
 	$(PY) -m tests.engines.demo deployments/$(EXAMPLE).yaml
 
 test: install install-trainer
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses 2 --dist loadfile
 	OMP_NUM_THREADS=1 $(TRAINER) -m pytest --confcutdir=tests/trainer tests/trainer
 
 bench: install

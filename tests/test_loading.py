@@ -121,6 +121,7 @@ FULL = {
             "home": True,
             "node_recovery": True,
             "continuous_provisioning": True,
+            "log_retention_days": 30,
             "groups": {
                 "p5": {
                     "role": "worker",

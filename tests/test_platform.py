@@ -198,8 +198,9 @@ def test_everything_is_tagged(templates):
 
 
 def same(one, other, stacks) -> None:
+    """In content: CDK sorts some things by the numbers of its tokens, which depend on what came before."""
     for name in stacks:
-        assert one.text(name) == other.text(name), name
+        assert one.templates[name] == other.templates[name], name
 
 
 def test_another_region_changes_no_others_template(assembly):
