@@ -61,12 +61,16 @@ format: install
 	ruff format .
 	ruff check --fix .
 
-# Newer versions of everything, within the bounds of the .in files.
+# Newer versions of everything, within the bounds of the .in files. What the image holds is a part of trainer.txt,
+# in the versions that were tested: without --upgrade, pip-compile keeps what it finds in the file.
+COMPILE := pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
+	--no-emit-find-links --no-emit-trusted-host --no-emit-options --output-file
+
 lock:
 	for name in dev emulator trainer; do \
-	  pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
-	    --no-emit-find-links --no-emit-trusted-host --no-emit-options \
-	    --output-file requirements/$$name.txt requirements/$$name.in; done
+	  $(COMPILE) requirements/$$name.txt --upgrade requirements/$$name.in; done
+	for name in image sbom; do cp requirements/trainer.txt requirements/$$name.txt; \
+	  $(COMPILE) requirements/$$name.txt requirements/$$name.in; done
 	npm update --omit-lockfile-registry-resolved --no-audit --no-fund
 
 clean:

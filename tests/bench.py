@@ -18,11 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
 from tests import offline
+from tests.figures import Figure, dump, figure, missed, table, write_between
 from trainshed.loading import load
 from trainshed.planning.addressing import allocate
 from trainshed.planning.cidr import RESERVED_PER_SUBNET, subnet_size
@@ -31,7 +31,6 @@ from trainshed.planning.model import Claim
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "build/bench/platform.json"
-BEGIN, END = "<!-- bench:platform -->", "<!-- /bench:platform -->"
 FLAGS = json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"]
 
 EMPTY = "import aws_cdk as cdk\napp = cdk.App()\ncdk.Stack(app, 'Empty')\napp.synth()\n"
@@ -65,27 +64,6 @@ LAYOUTS = {
     "a /17 subnet in a /16 VPC": IPv4Network("10.0.0.0/17"),
     "a /24 subnet": IPv4Network("10.0.0.0/24"),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One measured claim. `met` is None where there is nothing to meet."""
-
-    name: str
-    ours: float
-    rival: float | None
-    unit: str
-    ratio: float | None
-    target: str
-    met: bool | None
-
-
-def figure(
-    name: str, ours: float, rival: float | None, unit: str, target: str = "", *, met: bool | None = None
-) -> Figure:
-    """A figure with its ratio."""
-    ratio = None if not rival else round(ours / rival, 3)
-    return Figure(name=name, ours=ours, rival=rival, unit=unit, ratio=ratio, target=target, met=met)
 
 
 def wall(
@@ -220,18 +198,6 @@ def first_fit(claims: Sequence[Claim], pool: IPv4Network) -> dict[str, IPv4Netwo
     return placed
 
 
-def table(figures: Sequence[Figure]) -> str:
-    """The figures in Markdown."""
-    head = ("figure", "ours", "rival", "unit", "ours / rival", "target", "met")
-    rows = [
-        (f.name, f"{f.ours:g}", "" if f.rival is None else f"{f.rival:g}", f.unit,
-         "" if f.ratio is None else f"{f.ratio:.2g}" if f.ratio < 0.1 else f"{f.ratio:.2f}",
-         f.target, {None: "", True: "yes", False: "**no**"}[f.met])
-        for f in figures
-    ]  # fmt: skip
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows))
-
-
 def conditions(runs: int) -> str:
     """What the times were taken with."""
     cdk = importlib.metadata.version("aws-cdk-lib")
@@ -241,15 +207,6 @@ def conditions(runs: int) -> str:
     )
 
 
-def write_between(path: Path, text: str) -> None:
-    """Put text between a file's markers, or at its end when it has none."""
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
-    if BEGIN not in old:
-        old = f"{old.rstrip()}\n\n{BEGIN}\n{END}\n".lstrip()
-    before, _, rest = old.partition(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-
-
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
@@ -257,16 +214,12 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="Markdown file to put the table into")
     arguments = parser.parse_args()
     figures = [*processes(arguments.runs), *addresses(), *planner(arguments.runs)]
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(
-        json.dumps([asdict(f) for f in figures], indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    dump(figures, OUT)
     shown = f"{table(figures)}\n\n{conditions(arguments.runs)}"
     print(shown)
     if arguments.write:
-        write_between(arguments.write, shown)
-    missed = "".join(f"\n  missed: {f.name}" for f in figures if f.met is False)
-    print(f"\nbench: {len(figures)} figures{missed}")
+        write_between(arguments.write, "bench:platform", shown)
+    print(f"\n{missed(figures)}")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Sizes of the Qwen3-VL family by name: what `model.base` may be without a directory.
 
-`8b` and `32b` are the published dense models; `400m` and `7b` are sizes between in the same shape; `tiny`
-runs on a laptop's CPU. A named size starts from random weights.
+`8b` and `32b` are the published dense models (`config.json` of Qwen/Qwen3-VL-8B-Instruct and -32B-Instruct);
+`400m` and `7b` are sizes between in the same shape; `tiny` runs on a laptop's CPU. A named size starts from
+random weights.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def _text(
         "head_dim": head_dim,
         "vocab_size": 151936,
         "max_position_embeddings": 262144,
+        "rope_theta": 5000000,
         "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
         **more,
     }

@@ -16,9 +16,12 @@ from pydantic_core import ErrorDetails
 
 from trainer.checkpoint import CheckpointConfig
 from trainer.errors import TrainerError
+from trainer.evaluation import EvaluationConfig
+from trainer.memory import Hardware
 from trainer.mesh import ParallelConfig, sizes
 from trainer.model import ModelConfig
 from trainer.optimizer import OptimizerConfig, ScheduleConfig
+from trainer.policy import RLConfig
 from trainer.resilience import ResilienceConfig
 from trainer.source import DataConfig
 from trainer.tracking import TrackingConfig
@@ -38,7 +41,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")  # of the run: checkpoints carry it
-    hardware: str = ""  # what it was made for, for people
+    hardware: Hardware = Hardware()
     model: ModelConfig = ModelConfig()
     data: DataConfig
     parallel: ParallelConfig = ParallelConfig()
@@ -47,6 +50,8 @@ class Recipe(BaseModel):
     checkpoint: CheckpointConfig
     resilience: ResilienceConfig = ResilienceConfig()
     tracking: TrackingConfig = TrackingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    rl: RLConfig | None = None  # for `trainer.rl`; `trainer.train` passes over it
     steps: int = Field(gt=0)
     seed: int = Field(0, ge=0)
     global_batch: int = Field(gt=0)
@@ -78,6 +83,11 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         raise ConfigError([_line("recipe", str(path), "YAML", " ".join(str(error).split()))]) from None
     if not isinstance(raw, dict):
         raise ConfigError([_line("recipe", type(raw).__name__, "a mapping", f"see the keys in {path}")])
+    return recipe_of(raw, overrides)
+
+
+def recipe_of(raw: dict[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe of plain values, as YAML or a checkpoint holds it, which `overrides` change in place."""
     faults = [fault for override in overrides if (fault := _apply(raw, override))]
     try:
         recipe = Recipe.model_validate(raw)

@@ -5,14 +5,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 
 from trainer.cache import Cache, CacheConfig
 from trainer.errors import TrainerError
 from trainer.mds import BadShardError, Shards
-from trainer.samples import COLUMNS, TASKS, Sample
-from trainer.synthesize import Scale, synthesize
+from trainer.samples import COLUMNS, REWARD_COLUMNS, TASKS, Sample
+from trainer.synthesize import Scale, Stage, synthesize
 
 
 def verify(url: str) -> list[str]:
@@ -23,7 +24,8 @@ def verify(url: str) -> list[str]:
         shards = Shards(
             url, cache=lambda: Cache(CacheConfig(directory=scratch, limit_bytes=limit, run="verify"))
         )
-        for name, encoding in COLUMNS.items():
+        rating = {name: kind for name, kind in REWARD_COLUMNS.items() if name in shards.columns}
+        for name, encoding in {**COLUMNS, **rating}.items():
             if shards.columns.get(name) != encoding:
                 faults.append(f"column {name}: given {shards.columns.get(name)}; allowed {encoding}")
         unhashed = [shard.name for shard in shards.shards if not shard.hashes]
@@ -67,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Held-out sets use other seeds, so that no scene is in both.
         seed = options.seed if options.split in (None, "train") else options.seed + 1_000_003
         synthesize(
-            out, options.samples, seed, scale=scale, reasoning=options.reasoning,
+            out, options.samples, seed, scale=scale, stage=options.stage,
             compression=options.compression, shard_bytes=options.shard_mib * 2**20,
         )  # fmt: skip
         took = time.perf_counter() - began
@@ -93,7 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     write.add_argument("--side", type=int, default=64, help="pixels of a square picture")
     write.add_argument("--lidar", type=int, default=128, help="most lidar points")
     write.add_argument("--radar", type=int, default=16, help="most radar returns")
-    write.add_argument("--reasoning", action="store_true", help="driving answers tell the manoeuvre")
+    write.add_argument(
+        "--stage", choices=get_args(Stage), default="sft",
+        help="sft: driving, questions, detection; cot: well driven, with a chain of thought; rl: to be rated",
+    )  # fmt: skip
     write.add_argument("--compression", help="e.g. zstd:3")
     write.add_argument("--shard-mib", type=int, default=16)
     check = commands.add_parser("verify", help="hashes, counts and columns of a data set")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,6 +38,12 @@ class Folder(Protocol):
 
     def put(self, path: str, data: bytes) -> None:
         """Write a small file: whole and durable, or not at all."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a small file as `put` does, but only where none is: whether it then holds `data`.
+
+        Of several at once, one succeeds.
+        """
 
     def sync(self, name: str) -> None:
         """Make the entries of a sub-folder durable (its files already are)."""
@@ -86,18 +93,33 @@ class PosixFolder(Folder):
 
     @override
     def put(self, path: str, data: bytes) -> None:
+        with self._written(path, data) as temporary:
+            temporary.replace(self.root / path)
+
+    @override
+    def create(self, path: str, data: bytes) -> bool:
+        with self._written(path, data) as temporary:
+            try:
+                (self.root / path).hardlink_to(temporary)  # fails where a rename would replace
+            except FileExistsError:
+                return (self.root / path).read_bytes() == data
+        return True
+
+    @contextmanager
+    def _written(self, path: str, data: bytes) -> Iterator[Path]:
+        """A durable temporary file beside the target; what the block makes of it becomes durable, too."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".put-")
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".put-")
+        temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
         _fsync(target.parent)
 
     @override
@@ -180,6 +202,21 @@ class S3Folder(Folder):
     @override
     def put(self, path: str, data: bytes) -> None:
         self._s3.put_object(Bucket=self.bucket, Key=self.prefix + path, Body=data)
+
+    @override
+    def create(self, path: str, data: bytes) -> bool:
+        where = {"Bucket": self.bucket, "Key": self.prefix + path}
+        try:
+            self._s3.put_object(**where, Body=data, IfNoneMatch="*")
+        except self._s3.exceptions.ClientError as error:
+            if error.response["Error"]["Code"] not in ("PreconditionFailed", "ConditionalRequestConflict"):
+                raise
+            # A request whose answer was lost is sent again, and then meets what it wrote itself.
+            try:
+                return b"".join(self.chunks(path)) == data
+            except FileNotFoundError:  # the other request has yet to end, or was a deletion
+                return False
+        return True
 
     @override
     def sync(self, name: str) -> None:

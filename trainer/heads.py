@@ -48,6 +48,35 @@ def constant_velocity(history: Tensor, steps: int) -> Tensor:
     return now[:, None] + velocity[:, None] * ahead[None, :, None]
 
 
+def departure(history: Tensor) -> Tensor:
+    """Past poses [B, P, 3] as distances from a past at constant velocity, that velocity last: [B, P, 3].
+
+    What tells a bend or a brake are centimetres beside the metres travelled: no gradient descent of the usual
+    length finds them in the poses themselves. Headings are in tenths of a radian, velocities in 10 m a pose.
+    """
+    now = history[:, -1:]
+    velocity = now - history[:, -2:-1] if history.shape[1] > 1 else torch.zeros_like(now)
+    behind = torch.arange(history.shape[1] - 1, 0, -1, device=history.device, dtype=history.dtype)
+    off = history[:, :-1] - (now - velocity * behind[None, :, None])
+    unit = history.new_tensor([[1.0, 1.0, 0.1], [10.0, 10.0, 0.1]])
+    return torch.cat([off / unit[0], velocity / unit[1]], dim=1)
+
+
+def integrate(controls: Tensor, history: Tensor, dt: float) -> Tensor:
+    """Acceleration (m/s²) and yaw rate (rad/s) [B, T, 2] from the present speed to poses [B, T, 3]."""
+    speed = present_speed(history, dt)[:, None] + (controls[..., 0] * dt).cumsum(1)
+    heading = history[:, -1, 2:] + (controls[..., 1] * dt).cumsum(1)
+    x = history[:, -1, 0:1] + (speed * heading.cos() * dt).cumsum(1)
+    y = history[:, -1, 1:2] + (speed * heading.sin() * dt).cumsum(1)
+    return torch.stack([x, y, heading], dim=-1)
+
+
+def present_speed(history: Tensor, dt: float) -> Tensor:
+    """Speed [B] in m/s between the last two of the past poses [B, P, 3], which are `dt` seconds apart."""
+    travelled = (constant_velocity(history, 1)[:, 0] - history[:, -1])[:, :2]
+    return travelled.pow(2).sum(-1).clamp_min(1e-6).sqrt() / dt
+
+
 class ActionHead(nn.Module):
     """Hidden state at the action token [B, D] and past poses [B, P, 3] to future poses [B, steps, 3]."""
 
@@ -64,24 +93,11 @@ class ActionHead(nn.Module):
     def forward(self, hidden: Tensor, history: Tensor) -> Tensor:
         """Poses in the frame of `history`, metres and radians, float32."""
         history = history.float()
-        now = history[:, -1:]
-        state = self.state(self.norm(hidden.float())) + self.past(((history - now) / 10.0).flatten(1))
+        state = self.state(self.norm(hidden.float())) + self.past(departure(history).flatten(1))
         out = self.out(self.body(state)).unflatten(1, (self.config.steps, -1))
         if self.config.output == "trajectory":
             return constant_velocity(history, self.config.steps) + out
-        return self._integrate(out, history)
-
-    def _integrate(self, controls: Tensor, history: Tensor) -> Tensor:
-        """Acceleration (m/s²) and yaw rate (rad/s) [B, T, 2] from the present speed to poses [B, T, 3]."""
-        dt = self.config.dt
-        travelled = (constant_velocity(history, 1)[:, 0] - history[:, -1])[:, :2]
-        speed = travelled.pow(2).sum(-1).clamp_min(1e-6).sqrt()[:, None] / dt + (
-            controls[..., 0] * dt
-        ).cumsum(1)
-        heading = history[:, -1, 2:] + (controls[..., 1] * dt).cumsum(1)
-        x = history[:, -1, 0:1] + (speed * heading.cos() * dt).cumsum(1)
-        y = history[:, -1, 1:2] + (speed * heading.sin() * dt).cumsum(1)
-        return torch.stack([x, y, heading], dim=-1)
+        return integrate(out, history, self.config.dt)
 
 
 class BoxHead(nn.Module):

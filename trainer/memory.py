@@ -8,26 +8,60 @@ fragmentation are a margin on top, so read the sum as "fits" or "does not fit", 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from trainer.errors import TrainerError
 from trainer.mesh import ParallelConfig, sizes
 from trainer.model import LanguageActionModel, ModelConfig, Vocabulary, build_model
 
+if TYPE_CHECKING:
+    from trainer.config import Recipe
+
 GIB = 1024**3
+# Of all tokens, those with a label: answers are short beside pictures and prompts.
+LABELLED = 1 / 8
 # Of a GPU's memory, what a job can count on: the rest goes to the CUDA context, NCCL and fragmentation.
 USABLE = 0.88
-# GPUs of a node and memory of each, GiB (marketing GB: 80, 141, 180).
-HARDWARE = {
-    "cpu": (8, 16.0),
-    "p4d.24xlarge": (8, 40.0),
-    "p4de.24xlarge": (8, 80.0),
-    "p5.48xlarge": (8, 80.0),
-    "p5e.48xlarge": (8, 141.0),
-    "p5en.48xlarge": (8, 141.0),
-    "p6-b200.48xlarge": (8, 179.0),
-}
+
+
+class Hardware(BaseModel):
+    """What a recipe was made for: `nodes` of `instance`, each with `accelerators` of `memory_gib` GiB.
+
+    A text instead of a mapping is for people, and nothing is checked against it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    note: str = ""
+    instance: str = ""  # as HyperPod names it: ml.p5.48xlarge
+    nodes: PositiveInt = 1
+    accelerators: NonNegativeInt = 0  # NVIDIA GPUs of one node; 0: none are needed
+    memory_gib: NonNegativeFloat = 0  # of one GPU
+
+    @model_validator(mode="before")
+    @classmethod
+    def _note(cls, given: object) -> object:
+        return {"note": given} if isinstance(given, str) else given
+
+    def check_device(self, device: torch.device) -> None:
+        """Raises where GPUs are needed and the CPU is all there is: it would train for years, silently."""
+        if self.accelerators and device.type != "cuda":
+            raise TrainerError(
+                "hardware",
+                f"{self.instance or 'GPUs'}, and no CUDA device here",
+                "a node with NVIDIA GPUs and their driver",
+                "start it there; --set hardware.accelerators=0 trains on this CPU",
+            )
 
 
 @dataclass(frozen=True)
@@ -172,13 +206,30 @@ def _activations(
     return int(saved * width + logits + mask * (1 + width))
 
 
-def check_fits(memory: Memory, hardware: str, world: int) -> None:
+def planned(recipe: Recipe, vocabulary: Vocabulary, world: int) -> Memory:
+    """Memory of one of `world` ranks at the largest micro-step that the recipe's processor lets through.
+
+    That is `micro_batch` samples of `max_tokens`, every one of them a picture's.
+    """
+    processor = recipe.data.processor
+    tokens = recipe.micro_batch * processor.max_tokens
+    return estimate(
+        meta_model(recipe.model, vocabulary),
+        recipe.parallel,
+        world,
+        tokens=tokens,
+        patches=tokens * processor.merge_size**2,
+        labelled=int(tokens * LABELLED),
+    )
+
+
+def check_fits(memory: Memory, hardware: Hardware) -> None:
     """Raises when the estimate exceeds what a GPU of `hardware` has."""
-    per_node, gib = HARDWARE[hardware]
-    if not memory.fits(gib):
+    if not memory.fits(hardware.memory_gib):
         raise TrainerError(
             "recipe",
-            f"{memory.total / GIB:.0f} GiB per GPU on {world} ranks",
-            f"{gib * USABLE:.0f} GiB on {hardware}",
-            f"raise parallel.shard (a node has {per_node}), checkpoint activations, lower micro_batch",
+            f"{memory.total / GIB:.0f} GiB per GPU",
+            f"{hardware.memory_gib * USABLE:.0f} GiB on {hardware.instance}",
+            f"raise parallel.shard (a node has {hardware.accelerators}), checkpoint activations, "
+            "lower micro_batch",
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
+from accelerate import init_empty_weights
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 from torch import Tensor, nn
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -26,6 +27,7 @@ from trainer.losses import (
     next_token_labels,
     text_loss,
 )
+from trainer.weights import materialize
 
 if TYPE_CHECKING:
     from trainer.samples import Batch
@@ -73,6 +75,11 @@ class ModelConfig(BaseModel):
                 f"{base!r} is no size of {sorted(ARCHITECTURES)} and no directory (write ./{base})"
             )
         return base
+
+    @property
+    def directory(self) -> Path | None:
+        """Where `base` has weights; None for a named size, whose weights are drawn."""
+        return None if self.base in ARCHITECTURES else Path(self.base)
 
 
 class Vocabulary(Protocol):
@@ -125,15 +132,7 @@ class LanguageActionModel(nn.Module):
     def forward(self, batch: Batch, *, all_logits: bool = False) -> Output:
         """Packed samples never see each other; every parameter takes part, whatever the batch holds."""
         ids, segment = batch.input_ids, batch.segment
-        embeds = self.core.get_input_embeddings()(ids)
-        images, deepstack, is_image = self._images(batch)
-        if deepstack is None:
-            embeds = embeds + self._blank_vision(batch).to(embeds.dtype)
-        else:
-            embeds = embeds.masked_scatter(is_image[..., None], images.to(embeds.dtype))
-        for name, sensor in self.encoders.items():
-            tokens = sensor(getattr(batch, name), getattr(batch, f"{name}_mask"))
-            embeds = self._place(embeds, tokens, ids == self.sensor_ids[name], segment)
+        embeds, deepstack, is_image = self.embed(batch)
         hidden = self.core.model.language_model(
             inputs_embeds=embeds,
             position_ids=batch.position_ids,
@@ -165,21 +164,29 @@ class LanguageActionModel(nn.Module):
             logits=logits,
         )
 
-    def _images(self, batch: Batch) -> tuple[Tensor, list[Tensor] | None, Tensor]:
-        """Image tokens [n, D] in stream order, features for the first text layers, where both go [1, T]."""
-        is_image = batch.input_ids == self.image_id
+    def embed(self, batch: Batch) -> tuple[Tensor, list[Tensor] | None, Tensor]:
+        """What the text model reads: tokens [1, T, D] with images, lidar and radar in, the images' features
+        for its first layers (None without images), and where they go [1, T].
+        """
+        embeds = self.core.get_input_embeddings()(batch.input_ids)
+        is_image, deepstack = batch.input_ids == self.image_id, None
         if not len(batch.image_grid_thw):
-            return batch.pixel_values.new_zeros(0), None, is_image
-        features, deepstack = self.core.model.get_image_features(batch.pixel_values, batch.image_grid_thw)
-        features = torch.cat(features)
-        if int(is_image.sum()) != len(features):
-            raise TrainerError(
-                "batch",
-                f"{int(is_image.sum())} image tokens for {len(features)} image features",
-                "as many tokens as patches / spatial_merge_size²",
-                "build the batch with a processor made for this model's vision configuration",
-            )
-        return features, deepstack, is_image
+            embeds = embeds + self._blank_vision(batch).to(embeds.dtype)
+        else:
+            features, deepstack = self.core.model.get_image_features(batch.pixel_values, batch.image_grid_thw)
+            features = torch.cat(features)
+            if int(is_image.sum()) != len(features):
+                raise TrainerError(
+                    "batch",
+                    f"{int(is_image.sum())} image tokens for {len(features)} image features",
+                    "as many tokens as patches / spatial_merge_size²",
+                    "build the batch with a processor made for this model's vision configuration",
+                )
+            embeds = embeds.masked_scatter(is_image[..., None], features.to(embeds.dtype))
+        for name, sensor in self.encoders.items():
+            tokens = sensor(getattr(batch, name), getattr(batch, f"{name}_mask"))
+            embeds = self._place(embeds, tokens, batch.input_ids == self.sensor_ids[name], batch.segment)
+        return embeds, deepstack, is_image
 
     def _blank_vision(self, batch: Batch) -> Tensor:
         """Zero, through every parameter of the vision tower: ranks with and without pictures meet in the same
@@ -215,10 +222,10 @@ class LanguageActionModel(nn.Module):
 
 def core_config(config: ModelConfig, vocabulary: Vocabulary) -> Qwen3VLConfig:
     """Qwen3-VL's configuration for `config.base`; a directory keeps its own, if its vocabulary has room."""
-    if config.base in ARCHITECTURES:
+    path = config.directory
+    if path is None:
         core = qwen3_vl(config.base, vocab_size=vocabulary.vocab_size)
     else:
-        path = Path(config.base)
         if not (path / "config.json").is_file():
             raise TrainerError(
                 "model.base",
@@ -237,33 +244,28 @@ def core_config(config: ModelConfig, vocabulary: Vocabulary) -> Qwen3VLConfig:
     core.image_token_id = vocabulary.image_id
     for part in (core, core.text_config, core.vision_config):
         part._attn_implementation = config.attention
+        part.dtype = torch.float32  # a published configuration says bfloat16, which the parts would take up
     core.text_config.use_cache = False
     return core
 
 
 def build_model(
-    config: ModelConfig, vocabulary: Vocabulary, *, seed: int = 0, device: str = "cpu"
+    config: ModelConfig, vocabulary: Vocabulary, *, seed: int = 0, device: str | torch.device = "cpu"
 ) -> LanguageActionModel:
     """The model in float32, equal on every rank for equal seeds, frozen as configured.
 
-    `device="meta"` allocates nothing: shard it, then call `materialize`.
+    `device="meta"` allocates no parameters: shard the model, then call `weights.materialize`.
     """
-    core = core_config(config, vocabulary)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        with torch.device(device):
-            if config.base in ARCHITECTURES or device == "meta":
-                language = Qwen3VLForConditionalGeneration(core)
-            else:
-                language = Qwen3VLForConditionalGeneration.from_pretrained(
-                    config.base, config=core, local_files_only=True, dtype=torch.float32
-                )
-            if config.lora is not None:
-                _add_lora(language, config.lora)
-            torch.manual_seed(seed + 1)  # however many numbers the core drew
-            model = LanguageActionModel(config, language, vocabulary)
+    with init_empty_weights(include_buffers=False):
+        core = Qwen3VLForConditionalGeneration(core_config(config, vocabulary))
+        if config.lora is not None:
+            _add_lora(core, config.lora)
+        model = LanguageActionModel(config, core, vocabulary)
+    core.tie_weights()  # the context above gave a tied head a parameter of its own
     freeze(model, config.freeze)
-    return model
+    if str(device) == "meta":
+        return model
+    return materialize(model, seed=seed, device=device, base=config.directory)
 
 
 def _add_lora(core: nn.Module, config: LoraConfig) -> None:

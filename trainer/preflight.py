@@ -10,16 +10,17 @@ import platform
 import shutil
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from trainer.compatibility import Fabric, findings, plugin_loaded, read
 from trainer.errors import TrainerError
 from trainer.folders import Folder
 from trainer.state import cause
-from trainer.tracking import emit
+from trainer.tracking import emit, fatal
 
 CLOCK_LIMIT_S = 5.0  # S3 refuses signatures at 15 minutes; logs of nodes are unreadable long before
 DISK_LIMIT_BYTES = 1 << 30  # less free than this is told
@@ -39,6 +40,8 @@ class Node:
     cache_type: str
     cache_free: int
     shm_free: int
+    fabric: Fabric = field(default_factory=Fabric)
+    plugin_loaded: bool = False
 
 
 def describe(cache: str) -> Node:
@@ -54,6 +57,7 @@ def describe(cache: str) -> Node:
         cache_type=file_system(place),
         cache_free=shutil.disk_usage(place).free,
         shm_free=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,  # noqa: S108
+        fabric=read(),
     )
 
 
@@ -75,6 +79,10 @@ def compare(nodes: list[Node], ranks_per_node: int) -> list[tuple[str, bool]]:
         versions = {getattr(node, what): node.host for node in nodes}
         if len(versions) > 1:
             found.append((f"{what} differs between nodes: {versions}", True))
+    for what in ("nccl", "libfabric", "ofi_nccl", "efa"):
+        values = {str(getattr(node.fabric, what)): node.host for node in nodes}
+        if len(values) > 1:
+            found.append((f"{what} differs between nodes: {values}", what == "nccl"))
     spread = max(node.clock for node in nodes) - min(node.clock for node in nodes)
     if spread > CLOCK_LIMIT_S:
         found.append((f"clocks differ by {spread:.0f} s: check chrony on the nodes", False))
@@ -85,6 +93,8 @@ def compare(nodes: list[Node], ranks_per_node: int) -> list[tuple[str, bool]]:
             found.append((f"{node.host} has {node.cache_free >> 20} MiB free at {node.cache}", False))
         if node.devices and node.cache_type in VOLATILE:
             found.append((f"{node.host}: cache {node.cache} lies on {node.cache_type}, not on NVMe", False))
+        parts = findings(node.fabric, nodes=len(nodes), devices=node.devices, loaded=node.plugin_loaded)
+        found += [(f"{node.host}: {text}", stops) for text, stops in parts]
     return found
 
 
@@ -117,15 +127,17 @@ def check_folder(folder: Folder) -> str | None:
     return None
 
 
-def preflight(device: torch.device, cache: str, checkpoints: Folder) -> None:
-    """All checks; lines from rank 0. Collective."""
+def preflight(device: torch.device, cache: str, checkpoints: Folder, *, strict: bool = True) -> None:
+    """All checks; lines from rank 0. Not `strict`: what would stop the run is a warning, too. Collective."""
     dist.barrier()  # clocks are read at one moment
     mine = describe(cache) if int(os.environ.get("LOCAL_RANK", "0")) == 0 else None
+    speed = check_all_reduce(device)
+    if mine is not None:
+        mine = replace(mine, plugin_loaded=plugin_loaded())  # by the collective
     rows: list[Node | None] = [None] * dist.get_world_size()
     dist.all_gather_object(rows, mine)
     nodes = [node for node in rows if node is not None]
-    speed = check_all_reduce(device)
-    findings = compare(nodes, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    found = compare(nodes, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if dist.get_rank() == 0:
         for node in nodes:
             emit(
@@ -137,16 +149,24 @@ def preflight(device: torch.device, cache: str, checkpoints: Folder) -> None:
                 cache=node.cache_type,
                 cache_free_gib=node.cache_free >> 30,
                 shm_free_gib=node.shm_free >> 30,
+                efa=f"{node.fabric.given}/{node.fabric.efa}",
+                libfabric=node.fabric.libfabric,
+                nccl=node.fabric.nccl,
+                ofi_nccl=node.fabric.ofi_nccl,
+                installer=node.fabric.installer,
+                driver=node.fabric.driver,
             )
         emit("preflight", all_reduce="ok", ranks=dist.get_world_size(), gb_per_s=round(speed, 2))
         if (text := check_folder(checkpoints)) is not None:  # it may be back when the first save comes
-            findings.append((text, False))
-        for text, _ in findings:
-            emit("preflight_warning", text=text)
-    if fatal := [text for text, stops in findings if stops]:
-        raise TrainerError(
-            "preflight", fatal[0], "nodes that agree", "replace or repair the node, then start again"
-        )
+            found.append((text, False))
+        for text, stops in found:
+            if strict and stops:
+                fatal("preflight", text, step=0)
+            else:
+                emit("preflight_warning", text=text)
+    if strict and (reasons := [text for text, stops in found if stops]):
+        fix = "replace or repair the node, then start again; resilience.preflight: warn goes on all the same"
+        raise TrainerError("preflight", reasons[0], "nodes that fit and agree", fix)
 
 
 def _existing(path: Path) -> Path:

@@ -20,12 +20,14 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainer.tracking import emit, fatal
+
+LOG_READ_S = 3.0  # HyperPod's agent reads a rank's log every second
 
 
 class Exit(IntEnum):
@@ -54,6 +56,7 @@ class ResilienceConfig(BaseModel):
     skips_allowed: int = Field(5, ge=0)  # skipped steps in a row before the run stops
     straggler_every: int = Field(50, ge=1)  # steps between reports
     straggler_ratio: float = Field(1.5, gt=1)  # of a rank's own time to the median
+    preflight: Literal["stop", "warn"] = "stop"  # where nodes do not fit or agree
     trace_folder: str | None = None  # where stacks and flight records go besides stderr
 
 
@@ -154,7 +157,19 @@ class Watchdog:
                     limit_s=self._limit,
                 )
                 dump_traces(self._config.trace_folder, self._rank)
-                os._exit(Exit.HANG)
+                leave(Exit.HANG)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once: interpreter shutdown with live gloo threads aborts now and then."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if (
+        code in (Exit.RECIPE, Exit.FATAL, Exit.HANG)
+        and "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH" in os.environ
+    ):
+        time.sleep(LOG_READ_S)  # else the agent sees the exit first and reports a crash without a reason
+    os._exit(code)
 
 
 def dump_traces(folder: str | None, rank: int) -> None:

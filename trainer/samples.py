@@ -26,6 +26,8 @@ COLUMNS = {
     "task": "str",
     "id": "str",
 }
+# Beside them in sets for reinforcement learning: what rates a drive; no model reads it.
+REWARD_COLUMNS = {"lane": "ndarray:float32", "tracks": "ndarray:float32"}
 TASKS = ("drive", "vqa", "detect")
 
 
@@ -35,7 +37,8 @@ class Sample:
 
     images [cameras, H, W, 3] uint8; lidar [N, 4] x, y, z, intensity; radar [M, 5] x, y, vx, vy (m/s), rcs;
     trajectory [T, 3] future x, y, heading (rad), NaN where not labelled; history [P, 3] past poses, the last
-    now; boxes [K, 8] x, y, z, length, width, height, yaw, class.
+    now; boxes [K, 8] x, y, z, length, width, height, yaw, class. For the reward alone: lane [S, 3], the
+    centreline's x, y, heading; tracks [K, T, 3], the boxes' x, y, heading at the trajectory's times.
     """
 
     images: np.ndarray
@@ -48,12 +51,15 @@ class Sample:
     boxes: np.ndarray
     task: str
     id: str
+    lane: np.ndarray | None = None
+    tracks: np.ndarray | None = None
 
     @classmethod
     def from_columns(cls, columns: dict[str, Any], source: str = "data") -> "Sample":
-        """Build from a reader's dict; columns beyond `COLUMNS` are left out."""
+        """Build from a reader's dict; columns of other names are left out."""
+        rating = {name: columns.get(name) for name in REWARD_COLUMNS}
         try:
-            return cls(**{name: columns[name] for name in COLUMNS})
+            return cls(**{name: columns[name] for name in COLUMNS}, **rating)
         except KeyError as error:
             given, need = f"columns {sorted(columns)}", f"columns {sorted(COLUMNS)}"
             raise TrainerError(source, given, need, f"write the data with a column {error}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +107,10 @@ def load(folder: Folder, name: str, state: dict[str, Any], *, group: dist.Proces
     for key in [key for key in state if key.startswith("rng.") and key not in present]:
         del state[key]
     try:
-        dcp.load(state, storage_reader=reader, process_group=group, no_dist=group is None)
+        with warnings.catch_warnings():
+            # Each rank for itself is what is asked for where there is no group.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            dcp.load(state, storage_reader=reader, process_group=group, no_dist=group is None)
     except (Exception, CheckpointException) as failure:
         url = f"{folder.url}/{name}"
         raise TrainerError("checkpoint", url, "one that fits the recipe's model", cause(failure)) from failure

@@ -57,15 +57,15 @@ class ByteTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """Qwen's tokenizer from a directory; lidar, radar, action and box take ids in its spare room."""
+    """Qwen's tokenizer from a directory (`inner`); lidar, radar, action, box take ids in its spare room."""
 
     def __init__(self, directory: str) -> None:
         # Imported here: the byte tokenizer, and so every loader worker of it, starts without transformers.
         from transformers import AutoTokenizer  # noqa: PLC0415
 
-        self._inner: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        self.inner: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         added = [f"<|{name}|>" for name in ("lidar", "radar", "action", "box")]
-        self._inner.add_special_tokens(
+        self.inner.add_special_tokens(
             {"additional_special_tokens": added}, replace_additional_special_tokens=False
         )
         self.lidar_id, self.radar_id, self.action_id, self.box_id = (self._id(token) for token in added)
@@ -73,26 +73,26 @@ class HuggingFaceTokenizer:
         self.vision_start_id = self._id("<|vision_start|>")
         self.vision_end_id = self._id("<|vision_end|>")
         self.eos_id = self._id("<|im_end|>")
-        self.pad_id = self._inner.pad_token_id if self._inner.pad_token_id is not None else self.eos_id
-        self.vocab_size = len(self._inner)
+        self.pad_id = self.inner.pad_token_id if self.inner.pad_token_id is not None else self.eos_id
+        self.vocab_size = len(self.inner)
         self.before = self._all("<|im_start|>user\n")
         self.between = self._all("<|im_end|>\n<|im_start|>assistant\n")
         self.after = [self.eos_id]
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; text that spells a special token stays text."""
-        return self._inner(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return self.inner(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        return self._inner.decode(ids, skip_special_tokens=True)
+        return self.inner.decode(ids, skip_special_tokens=True)
 
     def _all(self, text: str) -> list[int]:
-        return self._inner(text, add_special_tokens=False)["input_ids"]
+        return self.inner(text, add_special_tokens=False)["input_ids"]
 
     def _id(self, token: str) -> int:
-        number = self._inner.convert_tokens_to_ids(token)
-        if number is None or number == self._inner.unk_token_id:
+        number = self.inner.convert_tokens_to_ids(token)
+        if number is None or number == self.inner.unk_token_id:
             fix = "use the tokenizer of a Qwen3-VL model"
             raise TrainerError("processor.tokenizer", f"no token {token}", "a tokenizer with it", fix)
         return number

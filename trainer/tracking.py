@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -81,13 +82,15 @@ def flops_utilisation(parameters: int, tokens_per_s: float, peak: float | None) 
 
 
 class Tracker:
-    """Rank 0 of the run; on other ranks every method does nothing."""
+    """Rank 0 of the run; of the others, the first of each node tells that it is alive, the rest nothing."""
 
     def __init__(
         self, config: TrackingConfig, *, run: str, rank: int, steps: int, recipe: dict[str, Any]
     ) -> None:
         self._config = config
         self._active = rank == 0
+        # HyperPod's agent watches the first rank of every node; one that is silent is taken for hung.
+        self._first = not self._active and os.environ.get("LOCAL_RANK", str(rank)) == "0"
         self._jsonl = None
         self._gauges: dict[str, Any] = {}
         self._comet: Any = None
@@ -108,13 +111,15 @@ class Tracker:
 
             self._bar = tqdm(total=steps, unit="step", file=sys.stderr)
 
-    def step(self, step: int, metrics: dict[str, float | None]) -> None:
-        """Numbers of one optimizer step. None: not known here."""
+    def step(self, step: int, metrics: dict[str, float | None], *, kind: str | None = None) -> None:
+        """Numbers of one optimizer step. None: not known here. `kind` marks steps other than training's."""
+        if self._first and step % self._config.every == 0:
+            emit("alive", step=step)
         if not self._active:
             return
         if step % self._config.every == 0:
-            emit(None, step=step, **metrics)
-            self._record({"kind": "step", "step": step, **metrics})
+            emit(kind, step=step, **metrics)
+            self._record({"kind": kind or "step", "step": step, **metrics})
             known = {name: value for name, value in metrics.items() if value is not None}
             self._gauge("step", step)
             for name, value in known.items():
@@ -129,6 +134,13 @@ class Tracker:
         if self._active:
             emit(kind, **fields)
             self._record({"kind": kind, **fields})
+
+    def scores(self, step: int, metrics: dict[str, float | None], **told: object) -> None:
+        """Figures of merit of the weights after a step: an `evaluation` line, and `evaluation_…` in Comet."""
+        self.event("evaluation", step=step, **metrics, **told)
+        if self._comet is not None:
+            known = {f"evaluation_{name}": value for name, value in metrics.items() if value is not None}
+            self._comet.log_metrics(known, step=step)
 
     def close(self) -> None:
         """Flush everything."""

@@ -31,14 +31,17 @@ from trainer.model import LanguageActionModel, build_model  # noqa: E402
 from trainer.optimizer import build_optimizer  # noqa: E402
 from trainer.parallel import parallelize  # noqa: E402
 from trainer.preflight import preflight  # noqa: E402
-from trainer.resilience import Exit, StopSignal  # noqa: E402
+from trainer.resilience import Exit, StopSignal, leave  # noqa: E402
 from trainer.state import load_model  # noqa: E402
 from trainer.tracking import Tracker, emit, peak_flops  # noqa: E402
+from trainer.weights import materialize  # noqa: E402
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
+def parse(
+    arguments: list[str], *, prog: str = "python -m trainer.train", about: str | None = __doc__
+) -> argparse.Namespace:
     """No abbreviations: torchrun reads flags that it knows, or thinks it knows, for itself."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.train", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=prog, description=about, allow_abbrev=False)
     parser.add_argument("recipe", help="YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change one value")
     return parser.parse_args(arguments)
@@ -61,15 +64,18 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
-    device = _device()
-    _connect(recipe, rank, world, device)
+    device = own_device()
+    recipe.hardware.check_device(device)
+    connect(recipe, rank, world, device)
     _seed(recipe, rank)
-    preflight(device, recipe.data.cache.directory, open_folder(recipe.checkpoint.folder))
+    strict = recipe.resilience.preflight == "stop"
+    preflight(device, recipe.data.cache.directory, open_folder(recipe.checkpoint.folder), strict=strict)
     mesh = build_mesh(recipe.parallel, world, device.type)
     processor = Processor(recipe.data.processor)
-    model = build_model(recipe.model, processor, seed=recipe.seed).to(device)
+    model = build_model(recipe.model, processor, device="meta")
     check_fit(model, processor)
     model = parallelize(model, recipe.parallel, mesh)
+    materialize(model, seed=recipe.seed, device=device, base=recipe.model.directory)
     loader = Loader(
         recipe.data,
         rank=mesh.data_rank,
@@ -137,7 +143,8 @@ def check_fit(model: LanguageActionModel, processor: Processor) -> None:
             raise TrainerError(f"data.processor.{name}", given, f"{wanted}, the model's", "set it so")
 
 
-def _device() -> torch.device:
+def own_device() -> torch.device:
+    """The GPU of this rank, made current, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -145,7 +152,8 @@ def _device() -> torch.device:
     return device
 
 
-def _connect(recipe: Recipe, rank: int, world: int, device: torch.device) -> None:
+def connect(recipe: Recipe, rank: int, world: int, device: torch.device) -> None:
+    """Join the process group; one process alone needs no launcher."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives that the flight recorder keeps
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=recipe.resilience.collective_timeout_s)
@@ -169,13 +177,6 @@ def _seed(recipe: Recipe, rank: int) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def _exit(code: int) -> None:
-    """Leave at once: interpreter shutdown with live gloo threads aborts now and then."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
     try:
         code = main(sys.argv[1:])
@@ -184,4 +185,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         code = 1
-    _exit(code)
+    leave(code)

@@ -35,6 +35,7 @@ class Scenes:
     actors: np.ndarray
     velocity: np.ndarray
     present: np.ndarray
+    tracks: np.ndarray
     braking: np.ndarray
     curvature_ahead: np.ndarray
     speed: np.ndarray
@@ -58,12 +59,14 @@ def simulate(count: int, rng: np.random.Generator, *, past: int = 4, future: int
         tilt
     ], 1)  # fmt: skip
     per_pose = round(POSE_STEP / STEP)
-    poses, kept = [pose], {}
+    poses, kept, lead_track = [pose], {}, []
     travelled, nearest = lead_at, np.full(count, _PAST)
     last = (past - 1 + future) * per_pose
     for tick in range(last + 1):
         if tick == (past - 1) * per_pose:
-            kept = {"speed": speed, "lead_at": travelled, "lead_speed": lead_speed, "pose": pose}
+            kept = {"speed": speed, "lead_speed": lead_speed, "pose": pose}
+        if tick % per_pose == 0 and kept:
+            lead_track.append(travelled)
         if tick == last:
             break
         # At most 2.5 m in a step: the nearest metre of road is among the next four.
@@ -91,7 +94,9 @@ def simulate(count: int, rng: np.random.Generator, *, past: int = 4, future: int
     track = np.stack(poses, 1)
     now = kept["pose"]
     local = to_frame(track, now)
-    actors, velocity, present = _traffic(lane, rng, has_lead, kept["lead_at"], kept["lead_speed"], now)
+    actors, velocity, present, tracks = _traffic(
+        lane, rng, has_lead, np.stack(lead_track, 1), kept["lead_speed"], now
+    )
     return Scenes(
         history=local[:, :past].astype(np.float32),
         trajectory=local[:, past:].astype(np.float32),
@@ -99,6 +104,7 @@ def simulate(count: int, rng: np.random.Generator, *, past: int = 4, future: int
         actors=actors,
         velocity=velocity,
         present=present,
+        tracks=tracks,
         braking=braking,
         curvature_ahead=bend,
         speed=np.stack([kept["speed"], speed], 1),
@@ -146,29 +152,36 @@ def _traffic(  # noqa: PLR0917 - state of the simulation at one moment
     lane: np.ndarray,
     rng: np.random.Generator,
     has_lead: np.ndarray,
-    lead_at: np.ndarray,
+    lead_track: np.ndarray,
     lead_speed: np.ndarray,
     now: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Boxes [B, K, 8], velocities [B, K, 2] and presence [B, K] in the ego frame; actor 0 is the lead."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Boxes [B, K, 8], velocities [B, K, 2], presence [B, K] and tracks [B, K, T, 3] in the ego frame.
+
+    Actor 0 is the lead, `lead_track` [B, 1 + T] metres along the lane from now; the others keep their pace.
+    """
     count = len(lane)
     kind = rng.choice(4, (count, ACTORS), p=[0.6, 0.15, 0.1, 0.15])
     kind[:, 0] = 0
     # Vehicles come towards us in the left lane; cyclists keep to the right edge, pedestrians beside the road.
     side = np.where(kind < 2, LANE, np.where(kind == 2, -1.4, -4.0)) + rng.normal(0, 0.15, kind.shape)
     side[:, 0] = 0.0
-    at = rng.uniform(-20, 70, kind.shape)
-    at[:, 0] = lead_at
+    start = rng.uniform(-20, 70, kind.shape)
     pace = np.where(kind < 2, -rng.uniform(5, 15, kind.shape), np.where(kind == 2, 4.0, 1.0))
     pace[:, 0] = lead_speed
+    at = start[..., None] + pace[..., None] * POSE_STEP * np.arange(lead_track.shape[1])
+    at[:, 0] = lead_track
     local = to_frame(lane, now)
     index = np.clip(np.round(at).astype(np.int64) + _PAST, 0, lane.shape[1] - 1)
-    place = np.take_along_axis(local, index[..., None], 1)
-    heading = place[..., 2]
-    x = place[..., 0] - side * np.sin(heading)
-    y = place[..., 1] + side * np.cos(heading)
-    yaw = np.where(pace < 0, heading + np.pi, heading)
-    yaw = np.arctan2(np.sin(yaw), np.cos(yaw))
+    place = local[np.arange(count)[:, None, None], index]
+    along = place[..., 2]
+    yaw = np.where(pace[..., None] < 0, along + np.pi, along)
+    poses = np.stack([
+        place[..., 0] - side[..., None] * np.sin(along),
+        place[..., 1] + side[..., None] * np.cos(along),
+        np.arctan2(np.sin(yaw), np.cos(yaw)),
+    ], -1)  # fmt: skip
+    x, y, yaw, heading = poses[:, :, 0, 0], poses[:, :, 0, 1], poses[:, :, 0, 2], along[:, :, 0]
     size = SIZES[kind]
     boxes = np.stack([x, y, size[..., 2] / 2, size[..., 0], size[..., 1], size[..., 2], yaw, kind], -1)
     velocity = np.stack([pace * np.cos(heading), pace * np.sin(heading)], -1)
@@ -176,4 +189,4 @@ def _traffic(  # noqa: PLR0917 - state of the simulation at one moment
     present[:, 0] = has_lead
     # A cyclist or pedestrian within our own outline, or anything out of range, is left out.
     near = (np.abs(x) < 60) & (np.abs(y) < 60) & (np.hypot(x, y) > 4)
-    return boxes.astype(np.float32), velocity, present & near
+    return boxes.astype(np.float32), velocity, present & near, poses[:, :, 1:].astype(np.float32)

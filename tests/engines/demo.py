@@ -1,8 +1,8 @@
 """`make demo`: the main job on real input, from a deployment file to a platform and back, with no AWS.
 
 Plans, draws the address map, synthesises with every guard and the built-in validation engine,
-deploys to the embedded CloudFormation emulator, shows what stands there, grows a group, tears down
-and lists what stayed. Each step checks what it claims; the closing line counts them.
+deploys to the embedded CloudFormation emulator, shows what stands there, grows a group, trains from
+its buckets, tears down and lists what stayed. Each step checks what it claims; the closing line counts them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from collections.abc import Callable
 
 from trainshed.loading import load
 
+from .demo_training import Training
 from .emulator.client import ROOT, Emulator, missing
 
 TABLES = ROOT / "constructs/trainshed/planning/instances.py"
 OUT = ROOT / "build/demo"
+STEPS = 80
 
 
 class Steps:
@@ -61,6 +63,11 @@ def main(deployment: str) -> int:
             steps("cdk diff is clean", lambda: _diff(emulator, "as-written"))
             grown = _grow(region.clusters[0])
             steps(f"grow in place: {grown}", lambda: _grown(emulator, grown, *context))
+            training = Training(emulator, f"{plan.name}-{region.region}-storage", OUT / "training")
+            steps("synthesise driving data into the platform's dataset bucket", training.synthesise)
+            steps(f"train {STEPS} steps on two processes", lambda: training.run("whole", STEPS))
+            steps("again, one of them killed on the way: the same to the bit", lambda: _killed(training))
+            steps("judge the model on data it never saw", lambda: training.evaluate("killed"))
             steps("tear down; data stays", lambda: _destroy(emulator, plan.name, len(plan.regions), *context))
     except (AssertionError, subprocess.CalledProcessError, Exception) as error:
         print(f"\n   FAILED: {error}\ndemo: {steps.passed} passed, 1 failed")
@@ -133,6 +140,13 @@ def _grown(emulator: Emulator, override: str, *context: str) -> None:
     assert found[group] == count, f"{group} has {found[group]} nodes"
     assert _subnets(emulator) == before, "subnets changed"
     print(f"   {group} now has {count} nodes in the same subnets")
+
+
+def _killed(training: Training) -> None:
+    """`whole` has run: its checkpoints stay apart under its own name."""
+    killed = training.run("killed", STEPS, kill_at=STEPS // 2 + STEPS // 8)
+    assert killed == training.told["whole"]
+    print(f"   {STEPS} losses and gradient norms equal those of the run that nobody killed")
 
 
 def _subnets(emulator: Emulator) -> set[str]:
