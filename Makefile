@@ -37,7 +37,7 @@ $(TRAINER_STAMP): requirements/trainer.txt | $(STAMP)
 	$(TRAINER) -m pip install --quiet --no-compile --require-hashes --requirement requirements/trainer.txt
 	@touch $@
 
-demo: install
+demo: install install-trainer
 	$(PY) -m tests.engines.demo deployments/$(EXAMPLE).yaml
 
 test: install install-trainer

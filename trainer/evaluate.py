@@ -33,7 +33,8 @@ from trainer.source import DataConfig, StreamConfig
 from trainer.state import ModelState, load
 from trainer.tracking import Tracker, emit
 from trainer.train import check_fit, connect, own_device
-from trainer.watch import Claims, WatchConfig, agreed, from_first, watch
+from trainer.together import agreed, from_first
+from trainer.watch import Claims, WatchConfig, watch
 from trainer.weights import allocate
 
 

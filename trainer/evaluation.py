@@ -26,6 +26,7 @@ from trainer.metrics import Metrics
 from trainer.model import LanguageActionModel, Output
 from trainer.samples import Batch
 from trainer.source import DataConfig
+from trainer.together import agreed, anyone
 
 
 class EvaluationConfig(BaseModel):
@@ -78,14 +79,14 @@ def evaluate(
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        pair = next(mine, None)
+        pair = agreed(partial(next, mine, None))  # a bad shard stops all ranks
         while anyone(pair is not None):
             told, asked = (batch.to(device) for batch in pair or spare)
             scored, seen = _score(model, told, asked, config, processor)
             if pair is not None:
                 metrics += scored
                 scenes += seen[: max(config.scenes - len(scenes), 0)]
-            pair = next(mine, None)
+            pair = agreed(partial(next, mine, None))
     model.train(was_training)
     return _together(metrics), scenes
 
@@ -128,15 +129,6 @@ def _scenes(batch: Batch, output: Output) -> list[Scene]:
         )
         for at in batch.trajectory_mask.nonzero()[:, 0].tolist()
     ]
-
-
-def anyone(waiting: bool) -> bool:
-    """Whether any rank says yes. Collective."""
-    if not dist.is_initialized():
-        return waiting
-    vote = torch.tensor(int(waiting))
-    dist.all_reduce(vote, op=dist.ReduceOp.MAX)
-    return bool(vote)
 
 
 def _together(metrics: Metrics) -> Metrics:

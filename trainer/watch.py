@@ -19,17 +19,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
-
-import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
+from typing import Any
 
 from trainer.errors import TrainerError
 from trainer.folders import Folder
 from trainer.publish import NotWholeError, name_of, step_of
-from trainer.state import cause
+from trainer.together import from_first, own_rank
 
-T = TypeVar("T")
 _CLAIM = re.compile(r"(step-\d+)\.claim-(\d+)")
 
 
@@ -165,7 +161,7 @@ def watch(
             return tell("watched", step=step, reason="last step")
         if state == "free":
             try:
-                with claims.held(path) if _rank() == 0 else nullcontext():
+                with claims.held(path) if own_rank() == 0 else nullcontext():
                     report = score(step)
             except NotWholeError as error:
                 tell("skipped", checkpoint=name_of(step), reason=str(error))
@@ -199,43 +195,3 @@ def _next(
 
 def _idle(since: float, limit: float) -> bool:
     return time.monotonic() - since > limit
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def from_first(action: Callable[[], T]) -> T:
-    """What rank 0 gets from `action`, or its error, on every rank."""
-    box: list[Any] = [None, None]
-    if _rank() == 0:
-        try:
-            box[0] = action()
-        except Exception as error:
-            box[1] = _plain(error)
-    if dist.is_initialized():
-        dist.broadcast_object_list(box, src=0)
-    if box[1] is not None:
-        raise box[1]
-    return box[0]
-
-
-def agreed(action: Callable[[], object]) -> None:
-    """Run on every rank; the first error of any is raised on all, so that they go the same way."""
-    error: BaseException | None = None
-    try:
-        action()
-    except (Exception, CheckpointException) as failure:
-        error = _plain(failure)
-    everyone: list[BaseException | None] = [error]
-    if dist.is_initialized():
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, error)
-    for entry in everyone:
-        if entry is not None:
-            raise entry
-
-
-def _plain(error: BaseException) -> BaseException:
-    """An error that can cross processes."""
-    return error if isinstance(error, TrainerError | NotWholeError) else RuntimeError(cause(error))

@@ -29,7 +29,9 @@ def figures(*, quick: bool) -> Iterator[Figure]:
             "tests.bench_trainer.checkpoint:costs", 2, folder, layers, rounds, env=environment(), timeout=600
         )
     # A step ends when its slowest rank ends.
-    took = {name: [max(pair) for pair in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+    took = {
+        name: [max(pair) for pair in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]
+    }
     print(f"  {took}")
     cost = {name: median(values) for name, values in took.items()}
     size = f"{layers * WIDTH * (WIDTH + 1) / 1e6:.0f} million parameters with Adam on 2 ranks"

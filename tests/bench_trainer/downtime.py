@@ -27,7 +27,6 @@ LIMIT_S = 180
 def figures(*, quick: bool) -> Iterator[Figure]:
     """Ours against plain.py, and the part of it that the imports take."""
     place = call("datasets:make", "driving", 2000)
-    rounds = 1 if quick else 3
     runs = {
         "ours": partial(_ours, place),
         "plain torchrun": partial(_plain, place),
@@ -52,7 +51,9 @@ def _ours(place: str) -> float:
         own += [f"checkpoint.folder={folder}/checkpoints", f"tracking.jsonl={folder}/metrics.jsonl"]
         own += [f"checkpoint.every={EVERY}", "steps=100000", "global_batch=8", "schedule.kind=constant"]
         flags = [part for setting in own for part in ("--set", setting)]
-        return _downtime(Path(folder), ["-m", "trainer.train", str(RECIPE), *flags], r"^\[trainer\] step=(\d+) ")
+        return _downtime(
+            Path(folder), ["-m", "trainer.train", str(RECIPE), *flags], r"^\[trainer\] step=(\d+) "
+        )
 
 
 def _plain(place: str) -> float:
@@ -130,6 +131,6 @@ def _imports(module: str) -> float:
     began = time.perf_counter()
     command = [sys.executable, "-c", f"import {module}"]
     ranks = [subprocess.Popen(command, cwd=ROOT, env=environment()) for _ in range(2)]
-    if any([rank.wait() for rank in ranks]):
+    if max(rank.wait() for rank in ranks):
         raise RuntimeError(f"import {module} failed")
     return time.perf_counter() - began

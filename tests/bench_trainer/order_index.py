@@ -34,7 +34,9 @@ def figures(*, quick: bool) -> Iterator[Figure]:
         what = f"{n:.0e} samples, against {against}"
         name = f"order index, first {FIRST} of {what}"
         yield figure(name, seconds, median([theirs["s"]]), "s", "≤ 0.05", met=seconds <= 0.05)
-        name = f"order index, peak memory of the process, {what} ({theirs['imports_mb']:.0f} MB of it imports)"
+        name = (
+            f"order index, peak memory of the process, {what} ({theirs['imports_mb']:.0f} MB of it imports)"
+        )
         yield figure(name, memory, median([theirs["mb"]]), "MB", "≤ 100", met=memory <= 100)
 
 

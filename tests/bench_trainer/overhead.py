@@ -25,7 +25,9 @@ def figures(*, quick: bool) -> Iterator[Figure]:
         ranks = launch(
             "tests.bench_trainer.overhead:steps", 2, place, folder, steps, env=environment(), timeout=600
         )
-    took = {name: [max(pair) for pair in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+    took = {
+        name: [max(pair) for pair in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]
+    }
     ours, bare = (short(statistics.median(took[name])) for name in ("ours", "bare"))
     # The median of the ratios of neighbours: what the machine does meanwhile falls on both.
     ratio = round(statistics.median(a / b for a, b in zip(took["ours"], took["bare"], strict=True)), 3)

@@ -58,7 +58,12 @@ def main(place: str, folder: Path, every: int, batch: int) -> None:
     dataset = Driving(place)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(
-        dataset, batch_size=batch, sampler=sampler, num_workers=1, collate_fn=Collate(processor), drop_last=True
+        dataset,
+        batch_size=batch,
+        sampler=sampler,
+        num_workers=1,
+        collate_fn=Collate(processor),
+        drop_last=True,
     )
     latest, step = folder / "latest", 0
     if latest.exists():

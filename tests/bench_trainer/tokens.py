@@ -80,9 +80,14 @@ def rival(place: str, mode: Mode, steps: int) -> float:
 def _torchrun(*script: str) -> None:
     launcher: Sequence[str] = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
     done = subprocess.run(
-        [sys.executable, "-m", *launcher, *script], cwd=ROOT, env=environment(), capture_output=True, text=True,
-        timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", *launcher, *script],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     if done.returncode:
         said = re.findall(r"^\[rank0\]: (\w+(?:Error|Exception): .*)$", done.stderr, re.MULTILINE)
         raise FailedError(said[-1] if said else f"{script[0]}: {done.stdout[-1000:]}{done.stderr[-3000:]}")

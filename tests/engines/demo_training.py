@@ -1,4 +1,4 @@
-"""The end of the demonstration: the bundled trainer on two processes, from the deployed buckets, killed on the way.
+"""The end of the demonstration: the trainer on two processes, from the deployed buckets, one of them killed.
 
 It runs in the trainer's own environment and knows the platform by its stack outputs alone.
 """

@@ -8,11 +8,14 @@ import time
 from contextlib import closing
 
 import pytest
+import torch.distributed as dist
 
 from tests.trainer.buckets import s3_server
+from tests.trainer.launch import launch
 from trainer.errors import TrainerError
 from trainer.folders import open_folder
 from trainer.publish import NotWholeError, name_of
+from trainer.together import agreed, anyone, from_first
 from trainer.watch import Claims, WatchConfig, watch
 
 LEASE = 0.4  # seconds: where somebody is dead; the living get LONG, which no load outlasts
@@ -209,3 +212,35 @@ def test_results_of_other_data_are_not_mixed(folder):
     other = Claims(folder, "another", LEASE)
     with pytest.raises(TrainerError, match=r"--data: given another for results in .*; allowed val; fix: "):
         next(watch(other, lambda: [10], first.score, first.config, lambda *_, **__: None))
+
+
+# ------------------------------------------------------------------------------------------- ranks
+
+
+def ask_together():
+    """In each of two processes: what they say when one of them errs."""
+    rank = dist.get_rank()
+
+    def fail_on(where, error):
+        if rank == where:
+            raise error
+        return rank
+
+    said = [from_first(lambda: f"from {rank}"), agreed(lambda: rank), anyone(rank == 1), anyone(False)]
+    for call, error in (
+        (from_first, TrainerError("data", "this", "that", "change it")),
+        (agreed, NotWholeError("gone")),
+        (agreed, KeyError("unforeseen")),
+    ):
+        try:
+            call(lambda error=error: fail_on(0 if call is from_first else 1, error))  # noqa: B023
+        except Exception as caught:
+            said.append(f"{type(caught).__name__}: {caught}")
+    return said
+
+
+def test_ranks_go_the_same_way_when_one_errs():
+    both = launch("tests.trainer.test_watch:ask_together", 2)
+    errors = ["TrainerError: data: given this; allowed that; fix: change it", "NotWholeError: gone"]
+    errors.append("RuntimeError: KeyError: 'unforeseen'")
+    assert both == [["from 0", rank, True, False, *errors] for rank in (0, 1)]
