@@ -31,9 +31,9 @@ from trainer.publish import MARKER, Marker, NotWholeError, check, check_content,
 from trainer.resilience import Exit, leave
 from trainer.source import DataConfig, StreamConfig
 from trainer.state import ModelState, load
+from trainer.together import agreed, from_first
 from trainer.tracking import Tracker, emit
 from trainer.train import check_fit, connect, own_device
-from trainer.together import agreed, from_first
 from trainer.watch import Claims, WatchConfig, watch
 from trainer.weights import allocate
 
