@@ -13,8 +13,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 TRAINER := $(VENV)/trainer/bin/python
 TRAINER_STAMP := $(VENV)/trainer/.installed
+RIVALS := $(VENV)/rivals
 
-.PHONY: install install-trainer demo test bench diff baseline lint format lock clean
+.PHONY: install install-trainer demo test bench bench-trainer diff baseline lint format lock clean
 
 install: $(STAMP)
 
@@ -46,6 +47,15 @@ test: install install-trainer
 
 bench: install
 	$(PY) -m tests.bench --write docs/proof.md
+
+bench-trainer: $(RIVALS)/.installed
+	PYTHONPATH=$(CURDIR)/$(RIVALS) $(TRAINER) -m tests.bench_trainer --write docs/proof.md
+
+# Beside the trainer's environment, never in it: only what it lacks.
+$(RIVALS)/.installed: requirements/rivals.txt $(TRAINER_STAMP)
+	rm -rf $(RIVALS)
+	$(TRAINER) -m pip install --quiet --no-deps --require-hashes --target $(RIVALS) --requirement requirements/rivals.txt
+	@touch $@
 
 # What a change does to stacks that are deployed already: fails where data would be replaced or lost.
 diff: install

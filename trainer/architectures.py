@@ -66,7 +66,7 @@ ARCHITECTURES: dict[str, dict] = {
         "tie_word_embeddings": False,
     },
     "400m": {
-        "text_config": _text(1024, 14, 16, 8, 3072, tie_word_embeddings=True),
+        "text_config": _text(1024, 12, 16, 8, 3072, tie_word_embeddings=True),
         "vision_config": {**_VISION_SMALL, "out_hidden_size": 1024},
         "tie_word_embeddings": True,
     },

@@ -8,9 +8,9 @@ weight that changes while it is copied is torn without an error. A checkpoint ex
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,22 +21,20 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.stateful import Stateful
 
-from trainer.errors import TrainerError
 from trainer.folders import Folder, open_folder
 from trainer.publish import (
     METADATA,
     File,
     Marker,
-    NotWholeError,
     Skipped,
-    check_content,
     name_of,
-    newest_whole,
     publish,
     record_digests,
 )
-from trainer.retention import remove, retain
+from trainer.retention import clear_before_writing, remove, retain
+from trainer.search import Search
 from trainer.state import cause, load
+from trainer.tiered import Memory, TieredConfig
 from trainer.tracking import emit
 
 
@@ -54,6 +52,7 @@ class CheckpointConfig(BaseModel):
     verify: Literal["content", "sizes"] = "content"  # of a checkpoint before it is loaded
     writer_threads: int = Field(1, ge=1)  # per rank
     timeout_s: float = Field(1800, gt=0)  # of one collective between the writers
+    tiered: TieredConfig | None = None  # checkpoints in the nodes' memory, too
     initial: str | None = (
         None  # a checkpoint's URL (…/step-00000020): weights to start from when folder is empty
     )
@@ -81,6 +80,8 @@ class Checkpointer:
         timeout = timedelta(seconds=config.timeout_s)
         self._group = dist.new_group(backend="gloo", timeout=timeout) if distributed else None
         device = torch.accelerator.is_available()
+        self.memory = Memory(config.tiered, run=run, group=self._group) if config.tiered else None
+        self._search = Search(self.folder, run=run, verify=config.verify, group=self._group)
         self._stager = DefaultStager(
             StagingOptions(
                 use_pinned_memory=device,
@@ -92,7 +93,10 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._staging: Future[Any] | None = None
         self._pending: Future[str | None] | None = None
+        self._anchored = False  # memory belongs to a published checkpoint; before the first, it stays empty
+        self._counts = True  # whether the pending save is one that may fail only so often
         self._failures = 0
+        self._digest = ""  # of the newest published one's metadata
         self._stall_s = 0.0
         self._asynchronous = config.mode == "async"
 
@@ -100,14 +104,22 @@ class Checkpointer:
         """Whether the recipe asks for a checkpoint after this step."""
         return step % self.config.every == 0
 
-    def save(self, step: int, state: dict[str, Stateful | Any], *, urgent: bool = False) -> None:
-        """Begin to save; `urgent`: return when it is published. Waits for the save before.
+    def due_in_memory(self, step: int) -> bool:
+        """Whether the recipe asks for one in the nodes' memory only."""
+        tiered = self.config.tiered
+        return tiered is not None and step % tiered.every == 0 and not self.due(step)
+
+    def save(
+        self, step: int, state: dict[str, Stateful | Any], *, urgent: bool = False, memory: bool = False
+    ) -> None:
+        """Begin to save; `urgent`: return when it is published; `memory`: to the nodes' memory, unpublished.
+        Waits for the save before.
 
         Raises CheckpointsFailingError, on all ranks at the same step, when too many have failed in a row.
         """
         started = time.monotonic()
         self._finish_pending()
-        if step == self.durable_step:
+        if step == self.durable_step or (memory and not self._anchored):
             return
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the staging stream does not wait for the optimizer's kernels
@@ -118,7 +130,9 @@ class Checkpointer:
         staged = plain if waits else self._stager.stage(plain)
         self._staging = staged if isinstance(staged, Future) else None
         self._stall_s = time.monotonic() - started
-        self._pending = self._thread.submit(self._write, step, staged, started)
+        self._counts = not memory
+        write = partial(self._remember, self.memory) if memory and self.memory else self._write
+        self._pending = self._thread.submit(write, step, staged, started)
         if waits:
             self._finish_pending()
 
@@ -142,21 +156,21 @@ class Checkpointer:
 
     def latest(self) -> tuple[Marker | None, list[Skipped]]:
         """The newest whole checkpoint, agreed by all ranks, each of which verifies its share of the files."""
-        if self.rank == 0:
-            found: list[Any] = [self._all_agree(self._search)]
-        else:
-            self._help_verify()
-            found = [None]
-        if self._group is not None:
-            dist.broadcast_object_list(found, src=0, group=self._group)
-        if isinstance(found[0], str):
-            raise TrainerError("checkpoint.folder", self.config.folder, "a folder that can be read", found[0])
-        return found[0]
+        marker, skipped = self._search.newest()
+        if self.memory and marker:
+            self.memory.follow(marker.step, marker.metadata_sha256)
+        self._anchored = marker is not None
+        return marker, skipped
 
-    def load(self, step: int, state: dict[str, Stateful | Any]) -> None:
-        """Load in place; `rng.N` is dropped from `state` where the checkpoint had fewer ranks."""
-        load(self.folder, name_of(step), state, group=self._group)
-        self.durable_step = step
+    def load(
+        self, step: int, state: dict[str, Stateful | Any], source: Folder | Memory | None = None
+    ) -> None:
+        """Load in place, from the folder if not said otherwise; `rng.N` is dropped from `state` where the
+        checkpoint had fewer ranks.
+        """
+        load(source or self.folder, name_of(step), state, group=self._group)
+        if source in (None, self.folder):
+            self.durable_step = step
 
     def _write(self, step: int, staged: Any, started: float) -> str | None:  # noqa: ANN401
         """In the thread: write, publish, retain. Returns the error, the same on all ranks."""
@@ -172,14 +186,31 @@ class Checkpointer:
                 error = error or self._publish(step, everything, started)
                 if error:
                     self._report_failure(step, error)
-            outcome = [error]
+            outcome = [error, self._digest]
             if self._group is not None:
                 dist.broadcast_object_list(outcome, src=0, group=self._group)
-            error = outcome[0]
+            error, self._digest = outcome
         except Exception as failure:  # a peer died: torchrun is about to restart this rank too
             error = cause(failure)
         if error is None:
             self.durable_step = step
+            if self.memory:
+                if self.rank == 0:
+                    self.memory.forget()
+                self.memory.follow(step, self._digest)
+        return error
+
+    def _remember(self, memory: Memory, step: int, staged: Any, started: float) -> str | None:  # noqa: ANN401
+        """In the thread: write to the nodes' memory. Returns the error, which nobody needs to act on."""
+        error = self._agreed(cause(staged.exception()) if _failed(staged) else None)
+        if error is None:
+            content = staged.result() if isinstance(staged, Future) else staged
+            error = self._agreed(memory.write(step, content))
+        if self.rank == 0:
+            seconds = time.monotonic() - started
+            emit(
+                "memory", step=step, stall_s=self._stall_s, seconds=seconds, saved=error is None, error=error
+            )
         return error
 
     def _save_data(self, step: int, content: dict[str, Any], files: dict[str, File]) -> str | None:
@@ -187,7 +218,7 @@ class Checkpointer:
         try:
             writer = self.folder.writer(name_of(step), self.config.writer_threads)
             record_digests(writer, files)
-            _clear_before_writing(writer, self.folder, name_of(step))
+            clear_before_writing(writer, self.folder, name_of(step))
             dcp.save(content, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
         except (Exception, CheckpointException) as failure:
             return self._agreed(cause(failure))
@@ -201,9 +232,10 @@ class Checkpointer:
         """On rank 0."""
         data = {name: entry for name, entry in files.items() if not name.startswith(METADATA)}
         try:
-            publish(self.folder, step, run=self.run, world=self.world, files=data)
+            marker = publish(self.folder, step, run=self.run, world=self.world, files=data)
         except Exception as failure:
             return cause(failure)
+        self._digest = marker.metadata_sha256
         size = sum(entry.bytes for entry in data.values())
         total = time.monotonic() - started
         url = f"{self.folder.url}/{name_of(step)}"
@@ -233,6 +265,9 @@ class Checkpointer:
             return
         error = self._pending.result()
         self._pending = None
+        if not self._counts:
+            return
+        self._anchored |= error is None
         self._failures = 0 if error is None else self._failures + 1
         if self._failures > self.config.failures_allowed:
             raise CheckpointsFailingError(f"{self._failures} checkpoints in a row failed, the last: {error}")
@@ -244,57 +279,7 @@ class Checkpointer:
         dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def _search(self) -> tuple[Marker | None, list[Skipped]]:
-        return newest_whole(self.folder, run=self.run, content=self._verify)
-
-    def _all_agree(self, search: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """On rank 0: search, then release the helpers; an error becomes its text."""
-        try:
-            return search()
-        except Exception as failure:
-            return cause(failure)
-        finally:
-            self._candidate(None)
-
-    def _candidate(self, marker: Marker | None) -> Marker | None:
-        box = [marker]
-        if self._group is not None:
-            dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
-
-    def _verify(self, folder: Folder, marker: Marker) -> None:
-        if self.config.verify == "sizes":
-            return
-        self._candidate(marker)
-        reasons = self._gather(self._share(folder, marker))
-        if reason := next((entry for entry in reasons if entry), None):
-            raise NotWholeError(reason)
-
-    def _help_verify(self) -> None:
-        while marker := self._candidate(None):
-            self._gather(self._share(self.folder, marker))
-
-    def _share(self, folder: Folder, marker: Marker) -> str | None:
-        """What is wrong with this rank's share of the files."""
-        try:
-            check_content(folder, marker, part=self.rank, parts=self.world)
-        except (NotWholeError, OSError) as failure:
-            return str(failure)
-        return None
-
 
 def _failed(staged: Any) -> bool:  # noqa: ANN401
     """Whether the copy failed; waits for it."""
     return isinstance(staged, Future) and staged.exception() is not None
-
-
-def _clear_before_writing(writer: Any, folder: Folder, name: str) -> None:  # noqa: ANN401
-    """Delete what an earlier, cut save left under this name: on the coordinator, before any rank writes."""
-    plan = writer.prepare_global_plan
-
-    def prepare_global_plan(plans: list[Any]) -> list[Any]:
-        remove(folder, name)
-        writer.fs.mkdir(writer.path)  # `remove` takes the empty directory away
-        return plan(plans)
-
-    writer.prepare_global_plan = prepare_global_plan

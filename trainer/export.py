@@ -150,7 +150,8 @@ def _whole_or_nothing(out: Path) -> Iterator[Path]:
         yield directory
         umask = os.umask(0)
         os.umask(umask)
-        directory.chmod(0o777 & ~umask)  # a temporary directory is closed to all others
+        for path in (directory, *directory.rglob("*")):  # safetensors and mkdtemp close theirs to all others
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
         directory.rename(out)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)

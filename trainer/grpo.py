@@ -16,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from trainer.optimizer import schedule
+from trainer.parallel import gradient_norm
 from trainer.policy import Policy, SceneTokenizer
 from trainer.resilience import Watchdog
 from trainer.rewards import TERMS, Surroundings, rate_texts
@@ -48,7 +49,7 @@ _TOLD = {
 
 
 class NotFiniteError(RuntimeError):
-    """A loss or gradient that is no number."""
+    """A gradient that is no number; the update was not made."""
 
 
 class GroupTrainer(GRPOTrainer):
@@ -166,8 +167,11 @@ class Steps(TrainerCallback):
         self.watchdog = Watchdog(recipe.resilience, rank=dist.get_rank())
 
     def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
-        """Weights must not change while they are copied for a checkpoint."""
+        """Weights must not change while they are copied for a checkpoint, nor by what is no number."""
         self.checkpoints.before_optimizer_step()
+        norm = gradient_norm(self.actor.parameters()).item()
+        if not math.isfinite(norm):
+            raise NotFiniteError(f"step {self.step + 1}: gradient norm {norm:g}")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -191,13 +195,9 @@ class Steps(TrainerCallback):
         **_: object,
     ) -> None:
         """trl's numbers of one step; its summary at the end is left out."""
-        if "reward" not in logs:
-            return
-        step = self._begun + state.global_step
-        told = {name: logs[key] for name, key in _TOLD.items() if key in logs}
-        self.tracker.step(step, told, kind="rl")
-        if not (math.isfinite(told["loss"]) and math.isfinite(told["grad_norm"])):
-            raise NotFiniteError(f"step {step}: loss {told['loss']:g}, gradient norm {told['grad_norm']:g}")
+        if "reward" in logs:
+            told = {name: logs[key] for name, key in _TOLD.items() if key in logs}
+            self.tracker.step(self._begun + state.global_step, told, kind="rl")
 
     def save(self, *, urgent: bool = False) -> bool:
         """Begin a checkpoint as `trainer.train` writes them; whether an urgent one is durable. Collective."""

@@ -26,11 +26,13 @@ from trainer.tracking import fatal, flops_utilisation
 
 if TYPE_CHECKING:
     from trainer.config import Recipe
+    from trainer.folders import Folder
     from trainer.loader import Loader
     from trainer.mesh import Mesh
     from trainer.model import LanguageActionModel
     from trainer.resilience import StopSignal
     from trainer.samples import Batch
+    from trainer.tiered import Memory
     from trainer.tracking import Tracker
 
 
@@ -87,18 +89,23 @@ class Loop:
         marker, skipped = self.checkpoints.latest()
         for entry in skipped:
             self.tracker.event("skipped", checkpoint=entry.name, reason=entry.reason)
-        if marker is not None:
-            state = self._state()
-            self.checkpoints.load(marker.step, state)
-            progress = json.loads(state["progress"])
-            self.step = progress["step"]
-            self.health.restore(progress["window"])
-            self.loader.load_state_dict(progress["loader"])
-            if (rng := state.get(f"rng.{self.rank}")) is not None:
-                set_rng_state(rng)
-            url = f"{self.checkpoints.folder.url}/step-{marker.step:08d}"
-            self.tracker.event("resumed", step=self.step, url=url, ranks=marker.world)
+        memory = self.checkpoints.memory
+        if memory is not None and (step := memory.newest()) is not None:
+            self._load(step, memory, self.world)
+        elif marker is not None:
+            self._load(marker.step, self.checkpoints.folder, marker.world)
         self._consumed = self.loader.state_dict()
+
+    def _load(self, step: int, source: Folder | Memory, ranks: int) -> None:
+        state = self._state()
+        self.checkpoints.load(step, state, source)
+        progress = json.loads(state["progress"])
+        self.step = progress["step"]
+        self.health.restore(progress["window"])
+        self.loader.load_state_dict(progress["loader"])
+        if (rng := state.get(f"rng.{self.rank}")) is not None:
+            set_rng_state(rng)
+        self.tracker.event("resumed", step=self.step, url=f"{source.url}/step-{step:08d}", ranks=ranks)
 
     def run(self) -> Exit:
         """Train to the last step, or to a signal, or to what cannot go on."""
@@ -138,9 +145,10 @@ class Loop:
         self._consumed = self.loader.state_dict()
         self._tell(result, shares, rate, waited, time.perf_counter() - started)
         self.watchdog.beat(self.step)
-        if self.checkpoints.due(self.step) and self.step < self.recipe.steps:
+        memory = self.checkpoints.due_in_memory(self.step)
+        if (memory or self.checkpoints.due(self.step)) and self.step < self.recipe.steps:
             with self._writing():
-                self.checkpoints.save(self.step, self._state())
+                self.checkpoints.save(self.step, self._state(), memory=memory)
         return None
 
     def _share(self, micro_steps: list[Batch]) -> Shares:

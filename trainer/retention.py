@@ -5,7 +5,7 @@ Steps: the newest `keep` stay, so does every `keep_every`-th step; the newest wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.publish import MARKER, step_of, unpublish
 
@@ -40,3 +40,15 @@ def retain(folder: Folder, newest: int, *, keep: int, keep_every: int | None) ->
     for name in gone:
         remove(folder, name)
     return gone
+
+
+def clear_before_writing(writer: Any, folder: Folder, name: str) -> None:  # noqa: ANN401 (a DCP writer)
+    """Delete what an earlier, cut save left under this name: on the coordinator, before any rank writes."""
+    plan = writer.prepare_global_plan
+
+    def prepare_global_plan(plans: list[Any]) -> list[Any]:
+        remove(folder, name)
+        writer.fs.mkdir(writer.path)  # `remove` takes the empty directory away
+        return plan(plans)
+
+    writer.prepare_global_plan = prepare_global_plan

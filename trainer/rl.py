@@ -70,10 +70,11 @@ def check(recipe: Recipe, world: int) -> None:
     if recipe.global_batch % group:
         allowed = f"multiples of rl.group, {group}"
         faults.append(str(TrainerError("global_batch", recipe.global_batch, allowed, "change one of them")))
-    if recipe.parallel.mode not in ("ddp", "none") or recipe.parallel.tensor > 1:
-        given = f"{recipe.parallel.mode}, tensor {recipe.parallel.tensor}"
+    layout = recipe.parallel
+    if layout.mode not in ("ddp", "none") or layout.tensor > 1 or layout.compile:
+        given = f"{layout.mode}, tensor {layout.tensor}, compile {layout.compile}"
         fix = "set mode: ddp, replicate: -1; model.lora makes a large model fit"
-        faults.append(str(TrainerError("parallel", given, "whole replicas: ddp or none", fix)))
+        faults.append(str(TrainerError("parallel", given, "whole replicas (ddp, none), not compiled", fix)))
     if recipe.evaluation.url is None:
         fix = "write one with `python -m trainer.data synthesize --stage rl --split val`"
         faults.append(str(TrainerError("evaluation.url", "nothing", "a held-out data set", fix)))
@@ -117,20 +118,24 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
         tracker=tracker,
         stop=stop,
     )
-    if done < recipe.steps:
-        _improve(policy, recipe, optimizer, reference, steps)
-    saved = steps.save(urgent=True)
-    steps.watchdog.close()
+    try:
+        if done < recipe.steps:
+            _improve(policy, recipe, optimizer, reference, steps)
+        saved = steps.save(urgent=True)
+    finally:
+        steps.watchdog.close()
     if steps.stopped:
+        received = stop.received.name if stop.received else "another rank's signal"
+        tracker.event("stopped", step=steps.step, signal=received, saved=saved)
         end = Exit.PREEMPTED if saved else Exit.PREEMPTED_UNSAVED
-        tracker.event("stopped", step=steps.step, saved=saved)
+    elif not saved:
+        raise CheckpointsFailingError("the last checkpoint failed")
     else:
         after = evaluate(policy, held_out, recipe)
-        told = {f"{name}_before": before[name] for name in before} | {
-            f"{name}_after": after[name] for name in after
-        }
+        told = {f"{name}_before": value for name, value in before.items()}
+        told |= {f"{name}_after": value for name, value in after.items()}
         tracker.event("rl_evaluation", step=steps.step, url=recipe.evaluation.url, **told)
-        end = Exit.DONE if saved else Exit.FATAL
+        end = Exit.DONE
     checkpoints.close()
     tracker.event("ended", step=steps.step, exit=int(end))
     tracker.close()

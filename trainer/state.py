@@ -9,7 +9,7 @@ import json
 import random
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from torch.distributed.checkpoint.stateful import Stateful
 from trainer.errors import TrainerError
 from trainer.folders import Folder, open_folder
 from trainer.publish import step_of
+
+if TYPE_CHECKING:
+    from trainer.tiered import Memory
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -100,7 +103,9 @@ def _bytes_tensor(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
-def load(folder: Folder, name: str, state: dict[str, Any], *, group: dist.ProcessGroup | None = None) -> None:
+def load(
+    folder: Folder | Memory, name: str, state: dict[str, Any], *, group: dist.ProcessGroup | None = None
+) -> None:
     """Load the keys of `state` in place from one checkpoint."""
     reader = folder.reader(name)
     present = {key.split(".", 1)[0] if not key.startswith("rng.") else key for key in _keys(reader)}

@@ -50,9 +50,10 @@ def conditions() -> str:
     """What the figures were taken with."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PEERS)
     return (
-        "Medians of 3 runs in turns, each in a process of its own; mosaicml-streaming's order index ran once, "
-        "the steps of the two loops take turns within one process. Times exclude imports, downtime excepted. "
-        "Throughput counts from the first batch on, with the files in the page cache. Local disk; Python "
+        "Medians of 3 runs in turns, each in processes of its own; mosaicml-streaming's order index ran "
+        "once, and the steps of our loop and of the bare one alternate in one process. Only downtime "
+        "includes imports. Throughput counts from the first batch on, files in the page cache. Local disk; "
+        "Python "
         f"{platform.python_version()}, {versions}, {os.cpu_count()} cores."
     )
 

@@ -32,7 +32,7 @@ def figures(*, quick: bool) -> Iterator[Figure]:
         met = None if target is None else speed["ours"] >= target * speed[key]
         told = "" if target is None else f"ratio ≥ {target:g}"
         yield figure(name, speed["ours"], speed[key], "samples/s", told, met=met)
-    place, batches = call("datasets:make", "driving", 2000), 60 if quick else 400
+    place, batches = call("datasets:make", "driving", 2000), 60 if quick else 240  # within an epoch
     readers = {name: partial(call, "loader:drive", place, name, batches) for name in ("native", "streaming")}
     speed = medians(readers, rounds)
     name = "whole loader on driving samples, against the same with `reader: streaming`"

@@ -67,9 +67,9 @@ def litdata(place: str) -> Iterable[dict[str, torch.Tensor]]:
     """StreamingDataset and StreamingDataLoader of litdata."""
     from litdata import StreamingDataLoader, StreamingDataset
 
-    return StreamingDataLoader(
-        StreamingDataset(place, shuffle=True, seed=SEED), batch_size=BATCH, num_workers=WORKERS
-    )
+    # Its default decodes 256 samples for each one where workers share a chunk: a tenth of this speed.
+    dataset = StreamingDataset(place, shuffle=True, seed=SEED, batch_decode=0)
+    return StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)
 
 
 def webdataset(place: str) -> Iterable[tuple[torch.Tensor, ...]]:
@@ -100,14 +100,6 @@ def torchdata(place: str) -> Iterable[dict[str, torch.Tensor]]:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader(Memmap(place), batch_size=BATCH, shuffle=True, num_workers=WORKERS)
-
-
-def naive(place: str, position: int) -> Iterable[dict[str, torch.Tensor]]:
-    """What sample scripts do: read and drop what was seen."""
-    batches = iter(mosaicml(place))
-    for _ in range(position // BATCH):
-        next(batches)
-    return batches
 
 
 def driving(place: str, reader: str, cache: str) -> Iterator[list[Any]]:

@@ -18,7 +18,7 @@ from .emulator.client import ROOT, Emulator
 
 PYTHON = ROOT / ".venv/trainer/bin/python"
 RECIPE = ROOT / "trainer/recipes/tiny-cpu.yaml"
-SAMPLES, HELD_OUT = 2048, 128
+SAMPLES = 2048
 STEP = re.compile(r"^\[trainer\] step=(\d+) loss=(\S+) grad_norm=(\S+)", re.MULTILINE)
 PATIENCE_S = 240
 
@@ -44,10 +44,8 @@ class Training:
         )
 
     def synthesise(self) -> None:
-        """Write a set to train on and one to be judged on."""
-        for name, samples, seed in (("drive", SAMPLES, 0), ("held-out", HELD_OUT, 1)):
-            where = f"{self.datasets}/{name}"
-            self._python("trainer.data", "synthesize", "--out", where, "--samples", samples, "--seed", seed)
+        """Write a set to train on."""
+        self._python("trainer.data", "synthesize", "--out", f"{self.datasets}/drive", "--samples", SAMPLES)
 
     def run(self, name: str, steps: int, *, kill_at: int | None = None) -> dict[int, tuple[str, str]]:
         """Train; at a step kill one rank, which torchrun then starts again. Loss and norm by step."""
@@ -80,18 +78,6 @@ class Training:
         self.told[name] = told
         return told
 
-    def evaluate(self, name: str) -> None:
-        """Judge the newest checkpoint on what it never saw."""
-        done = self._python(
-            "trainer.evaluate", "--checkpoint", f"{self.checkpoints}/{name}", "--data",
-            f"{self.datasets}/held-out", "--out", self.out,
-        )  # fmt: skip
-        (told,) = re.findall(r"^\[trainer\] evaluation.*", done, re.MULTILINE)
-        print(f"   {told}")
-        picture = self.out / "evaluation.png"
-        assert picture.stat().st_size > 1000
-        print(f"   picture: {picture.relative_to(ROOT)}")
-
     def _settings(self, name: str, steps: int) -> list[str]:
         chosen: Mapping[str, object] = {
             "data.streams": f"[{{url: {self.datasets}/drive}}]",
@@ -115,11 +101,10 @@ class Training:
                 os.kill(int(child), signal.SIGKILL)
         print(f"   kill -9 of rank 1 after step {step}")
 
-    def _python(self, module: str, *arguments: object) -> str:
+    def _python(self, module: str, *arguments: object) -> None:
         done = subprocess.run(
             [PYTHON, "-m", module, *map(str, arguments)], cwd=self.out, env=self.env, text=True,
             capture_output=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{module}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         sys.stdout.write("".join(f"   {entry}\n" for entry in done.stdout.splitlines()[-1:]))
-        return done.stdout

@@ -44,7 +44,7 @@ def canonical(name: str) -> str:
 
 
 def test_hadolint_has_nothing_to_say():
-    run = subprocess.run([TOOLS / "hadolint", DOCKERFILE], capture_output=True, text=True, check=False)
+    run = subprocess.run([TOOLS / "hadolint", DOCKERFILE], check=False, capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (0, "")
 
 
@@ -52,7 +52,7 @@ def test_hadolint_would_find_something(tmp_path):
     (tmp_path / "Dockerfile").write_text("FROM debian\nRUN cd /tmp\n")
     assert (
         subprocess.run(
-            [TOOLS / "hadolint", tmp_path / "Dockerfile"], capture_output=True, check=False
+            [TOOLS / "hadolint", tmp_path / "Dockerfile"], check=False, capture_output=True
         ).returncode
         == 1
     )
@@ -80,7 +80,11 @@ def test_the_launcher_of_the_default_command_is_there():
     (entry,) = [entry for entry in stages()[-1] if entry.startswith("CMD")]
     module, *arguments = json.loads(entry.removeprefix("CMD "))
     run = subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-m", module, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert run.returncode == 0
     assert "--server-port" in run.stdout, "the agent's options"
@@ -132,7 +136,9 @@ def test_the_tool_lists_what_an_environment_holds(tmp_path):
     out, python = tmp_path / "sbom.json", tmp_path / "env" / "bin" / "python"
     options = re.search(r"cyclonedx-py (environment .*) --output-file", " ".join(stages()[0]))[1].split()
     run = subprocess.run(
-        [TOOLS / "cyclonedx-py", *options, "--output-file", out, python], capture_output=True, check=False
+        [TOOLS / "cyclonedx-py", *options, "--output-file", out, python],
+        check=False,
+        capture_output=True,
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(out.read_text())

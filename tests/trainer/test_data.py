@@ -10,8 +10,10 @@ from transformers.masking_utils import find_packed_sequence_indices
 
 from tests.trainer.buckets import s3_server
 from trainer.collate import NO_LABEL, Processor, ProcessorConfig, collate
+from trainer.controls import read
 from trainer.data import main
 from trainer.errors import TrainerError
+from trainer.rewards import RewardConfig, Surroundings, rate
 from trainer.samples import COLUMNS, Sample
 from trainer.synthesize import Scale, generate
 from trainer.tokenizer import ByteTokenizer
@@ -77,11 +79,74 @@ def test_world_is_finite_and_reproducible():
         )
 
 
-def test_driving_answers_never_tell_the_action_unless_asked():
-    assert {s["answer"] for s in generate(60, 1) if s["task"] == "drive"} == {""}
-    thoughts = [sample["answer"] for sample in generate(20, 1, stage="cot")]
-    assert all(thoughts)
-    assert len(set(thoughts)) > 10
+def test_no_sample_trains_an_action_on_an_answer_that_tells_it():
+    for stage in ("sft", "cot", "rl"):
+        for one in generate(60, 1, stage=stage):
+            assert one["task"] != "drive" or not one["answer"] or not np.isfinite(one["trajectory"]).any()
+
+
+def test_chain_of_thought_says_what_is_there_and_how_the_driver_went_on():
+    plain = {one["id"]: one for one in generate(256, 1, stage="rl")}
+    seen = set()
+    told = list(generate(100, 1, stage="cot"))
+    assert [one["id"] for one in generate(60, 1, stage="cot")] == [one["id"] for one in told[:60]]
+    for one in told:
+        scene = plain[one["id"]]
+        assert one["prompt"] == scene["prompt"]
+        speed = np.linalg.norm(scene["history"][-1, :2] - scene["history"][-2, :2]) / 0.5
+        assert one["prompt"].startswith(f"Speed {speed:.1f} m/s, ")
+        thought, _, words = one["answer"].rpartition(" = ")
+        lead, road, pace = thought.split(", ")
+        if lead != "no lead":
+            assert float(lead.split()[1]) == round(float(scene["boxes"][0, 0]))
+        at = np.abs(scene["lane"][:, 0] - 40).argmin()
+        assert (scene["lane"][at, 2] > 0.15) == (road == "road left")
+        driven, readable = read([one["answer"]], torch.from_numpy(scene["history"][None]), 8)
+        assert readable.all()
+        assert len(words.split()) == 4
+        off = driven[0, :, :2].numpy() - scene["trajectory"][:, :2]
+        assert np.linalg.norm(off, axis=1).mean() < 0.5
+        # The recorded end speed against the present one, by the poses.
+        end = np.linalg.norm(scene["trajectory"][-1, :2] - scene["trajectory"][-2, :2]) / 0.5
+        assert {"slow down": end < speed, "speed up": end > speed}.get(pace, abs(end - speed) < 2.5)
+        seen |= {"brakes" if "brakes" in lead else "lead" if "lead " in lead else "none", road, pace}
+    assert {"brakes", "road left", "road right", "road straight", "slow down", "keep speed"} <= seen
+
+
+def test_only_well_driven_scenes_get_a_chain_of_thought():
+    everything = list(generate(256, 1, stage="rl"))
+    samples = [Sample.from_columns(one) for one in everything]
+    around = Surroundings.of(samples)
+    total = rate(RewardConfig(), around.recorded, around)["total"]
+    count = int((total >= 1.65).sum())
+    assert 0 < count < 256
+    told = [one["id"] for one in generate(count, 1, stage="cot")]
+    assert told == [one["id"] for one, value in zip(everything, total, strict=True) if value >= 1.65]
+
+
+def test_reinforcement_learning_sets_carry_what_rates_a_drive():
+    for one in generate(20, 3, stage="rl"):
+        sample = Sample.from_columns(one)
+        assert sample.answer == ""
+        assert sample.task == "drive"
+        assert sample.tracks.shape == (len(sample.boxes), 8, 3)
+        origin = np.abs(sample.lane[:, :2]).sum(1).min()
+        assert origin < 2.5  # the lane passes by the ego
+    assert Sample.from_columns(next(iter(generate(1, 3)))).lane is None
+
+
+def test_tracks_follow_the_road_from_where_the_boxes_are():
+    scenes = simulate(400, np.random.default_rng(3))
+    first, now = scenes.tracks[:, :, 0, :2], scenes.actors[..., :2]
+    # Places lie on a grid of a metre along the lane: half a second makes v / 2, give or take one.
+    far = np.abs(first - now - scenes.velocity / 2).max(-1)
+    assert far[scenes.present].max() < 2
+    ahead = scenes.tracks[:, 0, :, 0]
+    slowing = scenes.braking & scenes.present[:, 0] & (np.abs(scenes.lane[:, 120, 2]) < 0.05)
+    assert slowing.any()
+    made = np.diff(ahead[slowing], axis=1)
+    assert (made[:, -1] <= made[:, 0]).all()  # some stand already
+    assert made[:, -1].mean() < made[:, 0].mean() / 2
 
 
 # ------------------------------------------------------------------------------------------ command line
@@ -120,6 +185,17 @@ def test_synthesize_to_s3(capsys):
         assert main(["verify", f"{url}/set"]) == 0
         assert main(["verify", f"{url}/nothing"]) == 2
     assert "s3://data-test/nothing/index.json (NoSuchKey)" in capsys.readouterr().err
+
+
+def test_each_stage_can_be_written_and_verified(tmp_path, capsys):
+    for stage in ("cot", "rl"):
+        out = str(tmp_path / stage)
+        assert main(["synthesize", "--out", out, "--samples", "12", "--stage", stage]) == 0
+        assert main(["verify", out]) == 0
+    assert capsys.readouterr().out.count("12 samples (drive 12)") == 2
+    with pytest.raises(SystemExit):
+        main(["synthesize", "--out", str(tmp_path / "x"), "--samples", "1", "--stage", "dagger"])
+    assert "choose from" in capsys.readouterr().err
 
 
 def test_bad_arguments(capsys):

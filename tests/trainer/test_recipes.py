@@ -166,16 +166,10 @@ PUBLISHED = {
     },
 }
 TEXT = {
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "rope_theta": 5000000,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 262144,
-    "hidden_act": "silu",
-    "attention_bias": False,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rope_theta": 5000000,
+    "rms_norm_eps": 1e-6, "max_position_embeddings": 262144, "hidden_act": "silu", "attention_bias": False,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 VISION = {
     "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16,
     "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 2304, "in_channels": 3,
