@@ -34,7 +34,8 @@ class RLConfig(BaseModel):
     `group` completions are drawn of each scene and compared with each other; a step takes `global_batch`
     completions. `grpo` averages over completions, `dapo` over tokens, lets ratios rise farther than fall and
     leaves cut completions out. `beta` weighs the divergence from the first weights. `epsilon_high` None: that
-    of the algorithm (grpo: `epsilon`; dapo: 0.28).
+    of the algorithm (grpo: `epsilon`; dapo: 0.28). `decoding` of answers that are rated before and after: the
+    likeliest tokens, or drawn at `temperature` as in training.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,6 +47,7 @@ class RLConfig(BaseModel):
     epsilon_high: PositiveFloat | None = None
     max_tokens: PositiveInt = 96
     temperature: PositiveFloat = 1.0
+    decoding: Literal["greedy", "sampled"] = "greedy"
     reward: RewardConfig = RewardConfig()
 
 
@@ -194,8 +196,11 @@ class Policy(PreTrainedModel, GenerationMixin):
         )
 
     @torch.no_grad()
-    def answers(self, numbers: Sequence[int], *, max_tokens: int) -> list[str]:
-        """What the policy writes for scenes of `model.scenes`, each time its most likely token."""
+    def answers(
+        self, numbers: Sequence[int], *, max_tokens: int, temperature: float | None = None
+    ) -> list[str]:
+        """What the policy writes for scenes of `model.scenes`; its likeliest tokens without a temperature."""
+        drawn = {} if temperature is None else {"temperature": temperature, "top_k": 0, "top_p": 1.0}
         scenes, device = self.model.scenes, self.get_output_embeddings().weight.device
         processor = scenes.processor
         prompts = [torch.tensor(scenes.prompt(number)) for number in numbers]
@@ -208,7 +213,8 @@ class Policy(PreTrainedModel, GenerationMixin):
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
             max_new_tokens=max_tokens,
-            do_sample=False,
+            do_sample=temperature is not None,
+            **drawn,
             use_cache=True,
             suppress_tokens=self.silent,
             eos_token_id=processor.eos_id,

@@ -106,6 +106,10 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
     done = progress.get("step", 0)
     policy = Policy(actor, Scenes(Source(recipe.data, recipe.seed, recipe.global_batch), processor))
     held_out = Scenes(Source(_held_out(recipe), recipe.seed, recipe.global_batch), processor)
+    rated = [recipe.evaluation.url, recipe.evaluation.limit, recipe.rl.decoding]
+    if progress and progress["rated"] != rated:
+        fix = "leave evaluation and rl.decoding as they were, or begin in another folder"
+        raise TrainerError("evaluation", rated, f"{progress['rated']}, rated before the first step", fix)
     before = progress.get("before") or evaluate(policy, held_out, recipe)
     tracker.event("started", run=recipe.name, step=done, ranks=world, algorithm=recipe.rl.algorithm, **before)
     steps = Steps(
@@ -113,7 +117,7 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
         actor,
         optimizer,
         done=done,
-        notes={"before": before},
+        notes={"before": before, "rated": rated},
         checkpoints=checkpoints,
         tracker=tracker,
         stop=stop,
@@ -182,9 +186,9 @@ def _held_out(recipe: Recipe) -> DataConfig:
 
 @torch.no_grad()
 def evaluate(policy: Policy, held_out: Scenes, recipe: Recipe) -> dict[str, float]:
-    """Mean `reward` and its terms over the held-out scenes, answers greedy. Collective; equal on every rank.
+    """Mean `reward` and its terms over the held-out scenes. Collective; equal on every rank.
 
-    Each scene counts once whatever the number of ranks.
+    Each scene counts once whatever the number of ranks. Draws are the same each time, and nobody else's.
     """
     total = held_out.source.total
     numbers = range(min(total, recipe.evaluation.limit or total))
@@ -193,12 +197,16 @@ def evaluate(policy: Policy, held_out: Scenes, recipe: Recipe) -> dict[str, floa
     policy.eval()
     policy.model.scenes = held_out
     sums: dict[str, float] = {}
-    for first in range(0, len(mine), recipe.evaluation.micro_batch):
-        some = list(mine[first : first + recipe.evaluation.micro_batch])
-        texts = policy.answers(some, max_tokens=recipe.rl.max_tokens)
-        rated = rate_texts(recipe.rl.reward, texts, Surroundings.of(held_out.samples(some)))
-        for name, values in rated.items():
-            sums[name] = sums.get(name, 0.0) + float(values.sum())
+    rl, micro_batch = recipe.rl, recipe.evaluation.micro_batch
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed * 1_000_003 + dist.get_rank())
+        for first in range(0, len(mine), micro_batch):
+            some = list(mine[first : first + micro_batch])
+            temperature = rl.temperature if rl.decoding == "sampled" else None
+            texts = policy.answers(some, max_tokens=rl.max_tokens, temperature=temperature)
+            rated = rate_texts(rl.reward, texts, Surroundings.of(held_out.samples(some)))
+            for name, values in rated.items():
+                sums[name] = sums.get(name, 0.0) + float(values.sum())
     policy.train(was_training)
     policy.model.scenes = seen
     everyone: list[dict[str, float]] = [sums] * dist.get_world_size()

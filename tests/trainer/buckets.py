@@ -46,10 +46,14 @@ def s3_server(bucket: str):
     }
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
+    made = boto3.resource("s3", region_name="us-east-1").create_bucket(Bucket=bucket)
     try:
-        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=bucket)
         yield f"s3://{bucket}", throttle
     finally:
+        # Content belongs to the process, not to the server: the next bucket of this name would begin with it.
+        throttle.left = 0
+        made.objects.delete()
+        made.delete()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name)

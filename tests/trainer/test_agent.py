@@ -51,8 +51,8 @@ class Job:
         self.pods = [Pod(folder, number, 2, command) for number in range(2)]
         self.operator = Operator(self.pods, rules())
 
-    def write(self, **changed: object) -> None:
-        recipe = yaml.safe_load(RECIPE.read_text()) | {"steps": 400}
+    def write(self, name: str = "goes-well", **changed: object) -> None:
+        recipe = yaml.safe_load(RECIPE.read_text()) | {"steps": 400, "name": name}
         recipe["optimizer"] = recipe["optimizer"] | changed
         self.recipe.write_text(yaml.safe_dump(recipe))
 
@@ -112,7 +112,7 @@ def test_a_rank_that_stands_still_is_a_hang_on_every_node(job):
 
 
 def test_a_number_that_is_not_finite_is_the_fault_that_the_operator_sees(job):
-    job.write(lr=1e30)
+    job.write("diverges", lr=1e30)  # under a name of its own: nobody is to go on from what it saves
     job.operator.start()
     reason, message = job.operator.fault(0)
     assert reason == "LogFault_NotFinite"

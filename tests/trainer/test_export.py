@@ -14,6 +14,7 @@ from safetensors import safe_open
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoProcessor, Qwen2TokenizerFast, Qwen3VLForConditionalGeneration
 
+from tests.trainer.buckets import s3_server
 from tests.trainer.ranks import run_ranks
 from trainer import export as export_module
 from trainer.architectures import ARCHITECTURES
@@ -22,6 +23,7 @@ from trainer.collate import Processor, ProcessorConfig, collate
 from trainer.config import load_recipe
 from trainer.errors import TrainerError
 from trainer.export import export, load_exported, main
+from trainer.folders import open_folder
 from trainer.mesh import ParallelConfig, build_mesh
 from trainer.model import build_model
 from trainer.parallel import parallelize
@@ -207,6 +209,21 @@ def test_any_mesh_is_read_by_one_process(tmp_path, world, layout):
     alone = save(str(tmp_path / "alone"))
     again, _ = load_exported(tmp_path / "out")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), alone.parameters(), strict=True))
+
+
+def test_s3_and_the_newest_whole_checkpoint(tmp_path, capsys):
+    with s3_server("runs") as (url, _):
+        save(f"{url}/tiny", step=1)
+        save(f"{url}/tiny", step=2)
+        open_folder(f"{url}/tiny").remove("step-00000002", [".metadata"])
+        assert main(["--checkpoint", f"{url}/tiny", "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "[trainer] skipped checkpoint=step-00000002" in told
+    assert (
+        f"[trainer] exported run=tiny-cpu step=1 checkpoint={url}/tiny/step-00000001 dtype=bfloat16" in told
+    )
+    assert "Hugging Face tokenizer" in told
+    assert json.loads((tmp_path / "out" / "trainshed.json").read_text())["step"] == 1
 
 
 @pytest.fixture(scope="module")
