@@ -43,7 +43,8 @@ demo: install install-trainer
 
 test: install install-trainer
 	$(PY) -m pytest --numprocesses 2 --dist loadfile
-	OMP_NUM_THREADS=1 $(TRAINER) -m pytest --confcutdir=tests/trainer tests/trainer
+	OMP_NUM_THREADS=1 $(TRAINER) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	  --confcutdir=tests/trainer tests/trainer
 
 bench: install
 	$(PY) -m tests.bench --write docs/proof.md
@@ -76,11 +77,17 @@ format: install
 COMPILE := pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
 	--no-emit-find-links --no-emit-trusted-host --no-emit-options --output-file
 
+# pip-compile leaves out what it calls unsafe, and says so at the end: what the trainer's environment has already.
+OF_TRAINER := sed -n 's/^\([a-z0-9._-]*\)==.*/--unsafe-package \1/p' requirements/trainer.txt
+
 lock:
 	for name in dev emulator trainer; do \
 	  $(COMPILE) requirements/$$name.txt --upgrade requirements/$$name.in; done
 	for name in image sbom; do cp requirements/trainer.txt requirements/$$name.txt; \
 	  $(COMPILE) requirements/$$name.txt requirements/$$name.in; done
+	CUSTOM_COMPILE_COMMAND='make lock' $(COMPILE) requirements/rivals.txt --upgrade --no-allow-unsafe \
+	  --constraint requirements/trainer.txt $$($(OF_TRAINER)) requirements/rivals.in
+	sed -i -e '/^# WARNING/,$$d' requirements/rivals.txt
 	npm update --omit-lockfile-registry-resolved --no-audit --no-fund
 
 clean:

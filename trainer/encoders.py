@@ -35,6 +35,14 @@ def radar_default() -> EncoderConfig:
     return EncoderConfig(tokens=4, scale=(32.0, 32.0, 10.0, 10.0, 10.0), grid=8)
 
 
+class Learned(nn.Embedding):
+    """Vectors that are added to, or ask of, what a sensor says: they begin small beside it."""
+
+    def reset_parameters(self) -> None:
+        """Normal, deviation 0.02."""
+        nn.init.normal_(self.weight, std=0.02)
+
+
 class CrossAttention(nn.Module):
     """Queries [B, Q, C] read a memory [B, M, C]; `mask` [B, 1, 1 or Q, M] is true where allowed."""
 
@@ -76,7 +84,7 @@ class PillarEncoder(nn.Module):
             nn.Linear(config.hidden, config.hidden),
             nn.ReLU(),
         )
-        self.place = nn.Embedding(config.grid**2, config.hidden)
+        self.place = Learned(config.grid**2, config.hidden)
         self.norm = nn.LayerNorm(config.hidden)
         self.queries = nn.Embedding(config.tokens, config.hidden)
         self.read = CrossAttention(config.hidden, config.heads)

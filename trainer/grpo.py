@@ -51,6 +51,10 @@ _TOLD = {
 class NotFiniteError(RuntimeError):
     """A gradient that is no number; the update was not made."""
 
+    def __init__(self, step: int, norm: float) -> None:
+        super().__init__(f"gradient norm {norm:g}")
+        self.step = step
+
 
 class GroupTrainer(GRPOTrainer):
     """GRPOTrainer on scenes in the order of their source, from optimizer step `done` of the recipe on.
@@ -171,7 +175,7 @@ class Steps(TrainerCallback):
         self.checkpoints.before_optimizer_step()
         norm = gradient_norm(self.actor.parameters()).item()
         if not math.isfinite(norm):
-            raise NotFiniteError(f"step {self.step + 1}: gradient norm {norm:g}")
+            raise NotFiniteError(self.step + 1, norm)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object

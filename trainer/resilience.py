@@ -1,6 +1,6 @@
 """What goes wrong in a run of days: signals, numbers that explode, ranks that hang, ranks that lag.
 
-Exit codes tell a scheduler what to do next (`Exit`); everything but 0 and 2 is worth a restart.
+Exit codes tell a scheduler what to do next (`Exit`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Exit(IntEnum):
 
     DONE = 0
     RECIPE = 2  # the recipe or the environment is wrong: a restart will not help
-    FATAL = 70  # the numbers or the checkpoints went bad; the FATAL line says how
+    FATAL = 70  # the numbers or the checkpoints went bad; a restart helps only where the cause was the node's
     HANG = 71  # no step within the limit; stacks are on stderr
     PREEMPTED = 75  # stopped by a signal, everything saved: start again to go on
     PREEMPTED_UNSAVED = 76  # stopped by a signal, the save failed: resumes from the checkpoint before

@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> int:
         options = parse(arguments, prog="python -m trainer.rl", about=__doc__)
         recipe = load_recipe(options.recipe, options.set)
         check(recipe, world)
+        recipe.hardware.check_device(own_device())
         return _run(recipe, rank, world, stop)
     except TrainerError as error:
         if rank == 0:
@@ -53,7 +54,8 @@ def main(arguments: list[str]) -> int:
         return Exit.RECIPE
     except (CheckpointsFailingError, NotFiniteError) as error:
         if rank == 0:
-            fatal("nan" if isinstance(error, NotFiniteError) else "checkpoint", str(error))
+            nan = isinstance(error, NotFiniteError)
+            fatal("nan" if nan else "checkpoint", str(error), step=error.step if nan else None)
         return Exit.FATAL
 
 

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 
 START = time.monotonic()
@@ -19,7 +20,7 @@ import numpy as np  # noqa: E402 (the clock above counts the imports)
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from trainer.checkpoint import Checkpointer  # noqa: E402
+from trainer.checkpoint import Checkpointer, CheckpointsFailingError  # noqa: E402
 from trainer.collate import Processor  # noqa: E402
 from trainer.config import Recipe, check_world, load_recipe  # noqa: E402
 from trainer.errors import TrainerError  # noqa: E402
@@ -120,7 +121,8 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
     )
     model.train()
     end = loop.run()
-    loop.checkpoints.close()
+    with suppress(CheckpointsFailingError):  # only after a FATAL, which says how the run ended
+        loop.checkpoints.close()
     loop.tracker.event("ended", step=loop.step, exit=int(end))
     loop.tracker.close()
     if end in (Exit.DONE, Exit.PREEMPTED):

@@ -67,6 +67,7 @@ def main(deployment: str) -> int:
             steps("synthesise driving data into the platform's dataset bucket", training.synthesise)
             steps(f"train {STEPS} steps on two processes", lambda: training.run("whole", STEPS))
             steps("again, one of them killed on the way: the same to the bit", lambda: _killed(training))
+            steps("judge its checkpoint on held-out scenes", lambda: training.evaluate("killed"))
             steps("tear down; data stays", lambda: _destroy(emulator, plan.name, len(plan.regions), *context))
     except (AssertionError, subprocess.CalledProcessError, Exception) as error:
         print(f"\n   FAILED: {error}\ndemo: {steps.passed} passed, 1 failed")

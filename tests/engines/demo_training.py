@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from .emulator.client import ROOT, Emulator
 
 PYTHON = ROOT / ".venv/trainer/bin/python"
 RECIPE = ROOT / "trainer/recipes/tiny-cpu.yaml"
-SAMPLES = 2048
+SAMPLES, HELD_OUT = 2048, 64
 STEP = re.compile(r"^\[trainer\] step=(\d+) loss=(\S+) grad_norm=(\S+)", re.MULTILINE)
 PATIENCE_S = 240
 
@@ -44,8 +43,10 @@ class Training:
         )
 
     def synthesise(self) -> None:
-        """Write a set to train on."""
-        self._python("trainer.data", "synthesize", "--out", f"{self.datasets}/drive", "--samples", SAMPLES)
+        """Write a set to train on and one to be judged on."""
+        where = f"{self.datasets}/drive"
+        for options in (("--samples", SAMPLES), ("--samples", HELD_OUT, "--split", "val")):
+            self._python("trainer.data", "synthesize", "--out", where, *options)
 
     def run(self, name: str, steps: int, *, kill_at: int | None = None) -> dict[int, tuple[str, str]]:
         """Train; at a step kill one rank, which torchrun then starts again. Loss and norm by step."""
@@ -78,12 +79,24 @@ class Training:
         self.told[name] = told
         return told
 
+    def evaluate(self, name: str) -> None:
+        """Judge the newest checkpoint on what it never saw."""
+        told = self._python(
+            "trainer.evaluate", "--checkpoint", f"{self.checkpoints}/{name}", "--out", self.out
+        )
+        assert re.match(r"\[trainer\] evaluation step=\d+ ade=\d", told), told
+        picture = self.out / "evaluation.png"
+        assert picture.stat().st_size > 1000
+        print(f"   picture: {picture.relative_to(ROOT)}")
+
     def _settings(self, name: str, steps: int) -> list[str]:
         chosen: Mapping[str, object] = {
             "data.streams": f"[{{url: {self.datasets}/drive}}]",
             "data.cache.directory": self.out / "cache",
             "checkpoint.folder": f"{self.checkpoints}/{name}",
             "checkpoint.every": steps // 4,
+            "evaluation.url": f"{self.datasets}/drive/val",
+            "evaluation.answer_tokens": 24,  # so soon no answer ends by itself
             "tracking.jsonl": self.out / f"{name}.jsonl",
             "steps": steps,
         }
@@ -101,10 +114,13 @@ class Training:
                 os.kill(int(child), signal.SIGKILL)
         print(f"   kill -9 of rank 1 after step {step}")
 
-    def _python(self, module: str, *arguments: object) -> None:
+    def _python(self, module: str, *arguments: object) -> str:
+        """Its last line, which is printed, too."""
         done = subprocess.run(
             [PYTHON, "-m", module, *map(str, arguments)], cwd=self.out, env=self.env, text=True,
             capture_output=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{module}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-        sys.stdout.write("".join(f"   {entry}\n" for entry in done.stdout.splitlines()[-1:]))
+        last = done.stdout.strip().rpartition("\n")[2]
+        print(f"   {last}")
+        return last

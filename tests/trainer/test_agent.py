@@ -141,14 +141,21 @@ def verdicts(name: str, lines: list[str]) -> list[str]:
     return [evaluator.evaluate(entry)[0].value for entry in lines]
 
 
-def step_line(seconds: float) -> str:
-    return line(None, step=3, loss=2.0, grad_norm=math.nan, lr=1e-3, wait=0.1, step_s=seconds, loss_text=1.0)
+def step_line(seconds: float, kind: str | None = None) -> str:
+    return line(kind, step=3, loss=2.0, grad_norm=math.nan, lr=1e-3, wait=0.1, step_s=seconds, loss_text=1.0)
 
 
-def test_steps_are_slow_after_five_beyond_the_limit_and_one_below_forgives():
+@pytest.mark.parametrize("kind", [None, "rl"])
+def test_steps_are_slow_after_five_beyond_the_limit_and_one_below_forgives(kind):
     times = [601.5] * 4 + [599.9] + [600.5] * 6
     expected = ["HEALTHY"] * 9 + ["SLOW"] * 2
-    assert verdicts("Slow", [step_line(seconds) for seconds in times]) == expected
+    assert verdicts("Slow", [step_line(seconds, kind) for seconds in times]) == expected
+
+
+def test_each_kind_of_step_is_a_sign_of_life():
+    pattern = next(rule["logPattern"] for rule in RULES if rule["name"] == "Hang")
+    alive = [step_line(1), step_line(1, "rl"), line("alive", step=3), line("skip", step=3), line("started")]
+    assert [bool(re.match(pattern, said)) for said in alive] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("rule", [rule["name"] for rule in RULES])

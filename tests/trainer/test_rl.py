@@ -40,6 +40,9 @@ SMALL = Scale(cameras=1, side=32, lidar=16, radar=8)
 PROCESSOR = ProcessorConfig(max_lidar=16, max_radar=8)
 SHORT = "Go."  # a shorter question than the data's own: the tests run on it, not the claims
 SFT_STEPS = 40
+# `TRAINSHED_REPEATS=20`: the long form.
+LONG = int(os.environ.get("TRAINSHED_REPEATS", "3")) >= 20
+MORE_RUNS = [("grpo", 1), ("grpo", 2), ("dapo", 0), ("dapo", 1), ("dapo", 2)] if LONG else []
 
 
 @pytest.fixture(scope="module")
@@ -215,16 +218,20 @@ def test_memory_of_scenes_is_bounded_and_right(work, scenes):
 # ------------------------------------------------------------------------------------------ runs
 
 
-def test_two_processes_raise_the_reward(work):
+@pytest.mark.parametrize(("algorithm", "seed"), [("grpo", 0), *MORE_RUNS])
+def test_two_processes_raise_the_reward(work, algorithm, seed):
     """torchrun, gloo: the held-out reward of drawn answers rises clearly; the weights are published."""
+    out = work / f"{algorithm}-{seed}"
     flags = [
         part
         for setting in (
             "parallel={mode: ddp, replicate: -1}",
             "steps=24",
+            f"rl.algorithm={algorithm}",
+            f"seed={seed}",
             "rl.decoding=sampled",
-            f"checkpoint.folder={work}/two/checkpoints",
-            f"tracking.jsonl={work}/two/metrics.jsonl",
+            f"checkpoint.folder={out}/checkpoints",
+            f"tracking.jsonl={out}/metrics.jsonl",
         )
         for part in ("--set", setting)
     ]
@@ -246,10 +253,11 @@ def test_two_processes_raise_the_reward(work):
     assert all({"reward", "progress", "collision", "comfort", "lane", "lr"} <= set(step) for step in steps)
     told = values(next(line for line in lines if line.startswith("[trainer] rl_evaluation ")))
     assert told["readable_before"] > 0.5  # supervised training taught the words
+    print(f"{algorithm} seed {seed}: {told['reward_before']:.3f} -> {told['reward_after']:.3f}")
     assert told["reward_after"] > told["reward_before"] + 0.15, told
-    marker = check(open_folder(str(work / "two/checkpoints")), "step-00000024", run="drive")
+    marker = check(open_folder(str(out / "checkpoints")), "step-00000024", run="drive")
     assert marker.world == 2
-    records = [json.loads(line) for line in (work / "two/metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [one["kind"] for one in records].count("rl") == 24
     result = next(one for one in records if one["kind"] == "rl_evaluation")
     assert result["reward_after"] == pytest.approx(told["reward_after"])
@@ -317,7 +325,7 @@ def test_a_gradient_that_is_no_number_ends_the_run(work, capsys, monkeypatch):
     monkeypatch.setattr(GroupTrainer, "_compute_loss", lambda *given: plain(*given) * float("nan"))
     settings = (f"checkpoint.folder={work}/nan", "global_batch=8", "micro_batch=8", "evaluation.limit=4")
     assert run(work, *settings, "checkpoint.every=1") == 70
-    assert '[trainer] FATAL reason=nan message="step 1: gradient norm nan"' in capsys.readouterr().out
+    assert '[trainer] FATAL reason=nan step=1 message="gradient norm nan"' in capsys.readouterr().out
     assert not list((work / "nan").glob("step-*"))  # no weights that are no numbers
 
 
@@ -352,6 +360,10 @@ def test_algorithms_mean_what_their_papers_say(work, scenes, actor):
         (["rl.grup=8"], "rl.grup: given an unknown key"),
         (["global_batch=36", "micro_batch=4"], "global_batch: given 36; allowed multiples of rl.group, 8"),
         (["parallel={mode: fsdp}"], "parallel: given fsdp, tensor 1, compile False; allowed whole replicas"),
+        (
+            ["hardware={instance: ml.p5.48xlarge, nodes: 1, accelerators: 1, memory_gib: 80}"],
+            "no CUDA device",
+        ),
         (["evaluation.url=null"], "evaluation.url: given nothing; allowed a held-out data set"),
         (["checkpoint.initial=null"], "checkpoint.initial: given nothing"),
         (["checkpoint.initial=/nowhere"], "checkpoint: given /nowhere; allowed FOLDER/step-NNNNNNNN"),
