@@ -69,8 +69,8 @@ class PillarEncoder(nn.Module):
     """Points [B, N, F] with mask [B, N] to tokens [B, tokens, width].
 
     The maximum over a pillar's points does not depend on their order or number, so padding and shuffling
-    leave the result alone; empty pillars hold zeros and are read like the others, so an empty sweep is no
-    special case.
+    leave the result alone. Only pillars with points are read, and one learned vector beside them, which is
+    all there is of an empty sweep: read with the hundreds that are empty, the few others would drown.
     Works in float32 whatever the model's type: bfloat16 resolves a point 50 m away to 25 cm only.
     """
 
@@ -87,6 +87,7 @@ class PillarEncoder(nn.Module):
         self.place = Learned(config.grid**2, config.hidden)
         self.norm = nn.LayerNorm(config.hidden)
         self.queries = nn.Embedding(config.tokens, config.hidden)
+        self.nothing = Learned(1, config.hidden)
         self.read = CrossAttention(config.hidden, config.heads)
         self.project = nn.Sequential(nn.LayerNorm(config.hidden), nn.Linear(config.hidden, width))
 
@@ -106,6 +107,9 @@ class PillarEncoder(nn.Module):
         index = (column[..., 0] * grid + column[..., 1])[..., None].expand_as(features)
         pillars = features.new_zeros(points.shape[0], grid**2, self.config.hidden)
         pillars = pillars.scatter_reduce(1, index, features, "amax")
-        memory = self.norm(pillars + self.place.weight)
-        queries = self.queries.weight.expand(points.shape[0], -1, -1)
-        return self.project(queries + self.read(queries, memory))
+        seen = pillars.new_zeros(points.shape[0], grid**2)
+        seen = seen.scatter_reduce(1, index[..., 0], inside.to(seen.dtype), "amax") > 0
+        nothing = self.nothing.weight.expand(points.shape[0], -1, -1)
+        memory = self.norm(torch.cat([pillars + self.place.weight, nothing], dim=1))
+        seen = fn.pad(seen, (0, 1), value=True)[:, None, None]
+        return self.project(self.read(self.queries.weight.expand(points.shape[0], -1, -1), memory, seen))

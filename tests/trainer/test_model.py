@@ -234,6 +234,16 @@ def test_padding_order_and_far_points_do_not_change_an_encoder(config):
     assert encoder(points, torch.zeros_like(mask)).isfinite().all()
 
 
+@pytest.mark.parametrize("config", [lidar_default(), radar_default()], ids=["lidar", "radar"])
+def test_four_points_are_heard_among_hundreds_of_empty_pillars(config):
+    torch.manual_seed(0)
+    encoder, ahead = PillarEncoder(config, 32), torch.zeros(1, 4, len(config.scale))
+    ahead[..., 0] = 20
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    tokens, other = encoder(ahead, mask), encoder(-ahead, mask)
+    assert (tokens - other).norm() > 0.2 * tokens.norm()
+
+
 def test_constant_velocity_and_controls():
     history = torch.tensor([[[-2.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
     straight = torch.tensor([[[1.0, 0, 0], [2.0, 0, 0], [3.0, 0, 0]]])
