@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 
 from trainer.errors import TrainerError
 from trainer.folders import Folder, open_folder
@@ -128,6 +129,30 @@ def load_model(url: str, model: nn.Module) -> None:
         raise TrainerError("checkpoint", url, "FOLDER/step-NNNNNNNN", "name one checkpoint of the folder")
     group = dist.new_group(backend="gloo") if dist.is_initialized() else None
     load(open_folder(root), name, {"model": ModelState(model)}, group=group)
+
+
+def fit(template: dict[str, Any], shards: dict[str, Any]) -> dict[str, Any]:
+    """`shards` of a peer (see `strip`) on this rank's mesh: what `template`'s owner may load."""
+
+    def on_mesh(own: object, theirs: Any) -> object:  # noqa: ANN401
+        if not isinstance(own, DTensor):
+            return theirs
+        local = theirs.to(own.device)
+        return DTensor.from_local(
+            local, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+        )
+
+    return {name: on_mesh(own, shards[name]) for name, own in template.items()}
+
+
+def strip(state: dict[str, Any]) -> dict[str, Any]:
+    """This rank's own part of each tensor: its counterpart in another group holds the same."""
+    return {name: local_of(value) for name, value in state.items()}
+
+
+def local_of(value: Any) -> Any:  # noqa: ANN401
+    """This rank's part of a tensor that lies on a mesh; anything else as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _keys(reader: Any) -> list[str]:  # noqa: ANN401

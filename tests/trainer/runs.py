@@ -29,7 +29,16 @@ SMALL = (
 class Run:
     """One torchrun (or, with `ranks=0`, one plain process) in its own process group."""
 
-    def __init__(self, folder: Path, data: Path, *settings: str, ranks: int = 2, restarts: int = 0):
+    def __init__(
+        self,
+        folder: Path,
+        data: Path,
+        *settings: str,
+        ranks: int = 2,
+        restarts: int = 0,
+        module: str = "trainer.train",
+        environment: dict[str, str] | None = None,
+    ):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"log-{len(list(folder.glob('log-*')))}"
@@ -38,18 +47,19 @@ class Run:
         own = (f"data.streams=[{{url: {data}}}]", f"data.cache.directory={folder}/cache")
         own += (f"checkpoint.folder={folder}/checkpoints", f"tracking.jsonl={folder}/metrics.jsonl")
         flags = [part for setting in (*SMALL, *own, *settings) for part in ("--set", setting)]
-        environment = os.environ | {
+        variables = os.environ | {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "PYTHONWARNINGS": "ignore",
+            **(environment or {}),
         }
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, *(launcher if ranks else []), "-m", "trainer.train", str(RECIPE), *flags],
+                [sys.executable, *(launcher if ranks else []), "-m", module, str(RECIPE), *flags],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=variables,
                 cwd=folder,
                 start_new_session=True,
             )
