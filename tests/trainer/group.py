@@ -1,49 +1,93 @@
-"""`python -m tests.trainer.group`: trainer.train that leaves the samples of each step, and its weights.
-
-With GATE it is a standby, imported and waiting for that file: a restart that need not wait for imports.
-"""
+"""One rank that is a replica group, forked: it need not import again, and leaves what a test compares."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from tests.trainer.runs import Run
 from trainer import train
 from trainer.loop import Loop
-from trainer.resilience import leave
-
-_forward_backward, _tell, _run = Loop._forward_backward, Loop._tell, Loop.run
 
 
-def forward_backward(self, micro_steps, counts):
-    self.samples = sorted(name for batch in micro_steps for name in batch.sample_ids)
-    return _forward_backward(self, micro_steps, counts)
+class ForkedRun(Run):
+    """A run of one process without a launcher.
+
+    `samples`: a line for each step that counted, its number and the samples. `end.pt`: step, weights, and
+    whether torchft was imported.
+    """
+
+    def launch(self, launcher, arguments, out, variables):
+        assert not launcher, "ranks=0"
+        child = os.fork()
+        if child:
+            return _Forked(child)
+        code = 1
+        try:
+            os.setsid()
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            os.environ.update(variables)
+            os.chdir(self.folder)
+            torch.set_num_threads(1)
+            _record()
+            code = train.main(arguments)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
 
 
-def tell(self, *arguments):
-    """Called once for each step that counted."""
-    with Path(f"samples-{self.rank}").open("a") as out:
-        out.write(f"{self.step} {' '.join(self.samples)}\n")
-    return _tell(self, *arguments)
+class _Forked:
+    """What of Popen a Run uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.returncode = pid, None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float = 60) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("fork", timeout)
+            time.sleep(0.01)
+        return self.returncode
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
 
 
-def run(self):
-    end = _run(self)
-    whole = self.model.state_dict()
-    weights = {name: w.full_tensor() if isinstance(w, DTensor) else w for name, w in whole.items()}
-    if self.rank == 0:
+def _record() -> None:
+    forward_backward, tell, run = Loop._forward_backward, Loop._tell, Loop.run
+
+    def noting(self, micro_steps, counts):
+        self.samples = [name for batch in micro_steps for name in batch.sample_ids]
+        return forward_backward(self, micro_steps, counts)
+
+    def telling(self, *arguments):
+        with Path("samples").open("a") as out:
+            out.write(f"{self.step} {' '.join(self.samples)}\n")
+        return tell(self, *arguments)
+
+    def ending(self):
+        end = run(self)
+        weights = {name: whole.full_tensor() for name, whole in self.model.state_dict().items()}
         torch.save({"step": self.step, "weights": weights, "torchft": "torchft" in sys.modules}, "end.pt")
-    return end
+        return end
 
-
-Loop._forward_backward, Loop._tell, Loop.run = forward_backward, tell, run
-
-if __name__ == "__main__":
-    while "GATE" in os.environ and not Path(os.environ["GATE"]).exists():
-        time.sleep(0.02)
-    leave(train.main(sys.argv[1:]))
+    Loop._forward_backward, Loop._tell, Loop.run = noting, telling, ending

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import psutil
 import torch
@@ -36,7 +37,6 @@ class Run:
         *settings: str,
         ranks: int = 2,
         restarts: int = 0,
-        module: str = "trainer.train",
         environment: dict[str, str] | None = None,
     ):
         self.folder = folder
@@ -55,14 +55,17 @@ class Run:
             **(environment or {}),
         }
         with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, *(launcher if ranks else []), "-m", module, str(RECIPE), *flags],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=variables,
-                cwd=folder,
-                start_new_session=True,
-            )
+            self.process = self.launch(launcher if ranks else [], [str(RECIPE), *flags], out, variables)
+
+    def launch(self, launcher: list[str], arguments: list[str], out: IO[bytes], variables: dict[str, str]):
+        return subprocess.Popen(
+            [sys.executable, *launcher, "-m", "trainer.train", *arguments],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            cwd=self.folder,
+            start_new_session=True,
+        )
 
     def __enter__(self):
         return self
