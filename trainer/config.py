@@ -6,6 +6,7 @@ Every fault is told at once, one line each: where, what was given, what is allow
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -64,6 +65,9 @@ class Recipe(BaseModel):
     def _consistent(self) -> Recipe:
         if self.live and self.checkpoint.tiered:
             raise ValueError("live needs no checkpoint.tiered: a group heals from a peer; set one of the two")
+        waits = max(self.live.quorum_s, self.live.collective_s) if self.live else 0
+        if waits >= (self.resilience.hang_s or math.inf):
+            raise ValueError(f"resilience.hang_s must be above live's quorum_s and collective_s, {waits:g} s")
         return self
 
     def accumulation(self, data_size: int) -> int:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import Checkpointer, CheckpointsFailingError
-from trainer.groups import Alone
+from trainer.groups import Alone, NoQuorumError
 from trainer.losses import TASKS, combine
 from trainer.optimizer import set_rate
 from trainer.parallel import clip_grad_norm_, gradient_norm, sync_gradients
@@ -121,6 +121,10 @@ class Loop:
             return self._fatal("checkpoint", "the last checkpoint failed")
         except CheckpointsFailingError as error:
             return self._fatal("checkpoint", str(error))
+        except NoQuorumError as error:  # all groups stand at this step: one saves it before all start again
+            if self.step and self.peers.publishes:
+                self._save_now()
+            return self._fatal("quorum", str(error))
         finally:
             self.watchdog.close()
             self._batches.close()
@@ -133,8 +137,7 @@ class Loop:
         with _untouched_rng():
             micro_steps = next(self._batches)
         waited = time.perf_counter() - asked
-        stop = self.stop.received is not None
-        shares = share(micro_steps, stop=stop, tensor=self.mesh.tensor, peers=self.peers)
+        shares = share(micro_steps, stop=self.stop, tensor=self.mesh.tensor, peers=self.peers)
         if all(shares.stops):
             return self._stopped()
         result = None if shares.failed else self._forward_backward(micro_steps, shares.counts)

@@ -12,6 +12,7 @@ from trainer.losses import TASKS, counts_of
 
 if TYPE_CHECKING:
     from trainer.groups import Alone
+    from trainer.resilience import StopSignal
     from trainer.samples import Batch
 
 
@@ -29,7 +30,7 @@ class Shares:
     failed: bool
 
 
-def share(micro_steps: list[Batch], *, stop: bool, tensor: int, peers: Alone) -> Shares:
+def share(micro_steps: list[Batch], *, stop: StopSignal, tensor: int, peers: Alone) -> Shares:
     """Counts are needed before the first backward: a gradient is a sum over all labels of the step.
 
     `tensor` ranks hold the same samples. A stop asked of every group ends the job: one group saves. A stop
@@ -39,7 +40,7 @@ def share(micro_steps: list[Batch], *, stop: bool, tensor: int, peers: Alone) ->
     rows = [torch.stack([counts_of(batch)[task] for task in TASKS]) for batch in micro_steps]
     tokens = sum(batch.tokens for batch in micro_steps)
     asked = [0] * peers.groups
-    asked[peers.index] = int(stop)
+    asked[peers.index] = int(stop.received is not None)
     mine = peers.sum(torch.cat([torch.stack(rows).sum(0), torch.tensor([tokens, *asked])]))
     mine = torch.cat([mine, torch.tensor([int(peers.failed)])])
     dist.all_reduce(mine)

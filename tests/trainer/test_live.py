@@ -28,7 +28,9 @@ from trainer.resilience import Exit
 from trainer.synthesize import Scale, synthesize
 
 STEPS = 30
-SMALL = ("micro_batch=2", "optimizer.lr=3e-4")  # a low rate: rounding must not grow into another course
+SMALL = (
+    "micro_batch=2",
+)  # two micro-steps: their sum is the same to the bit in one process and in two groups
 STEP = r"^\[trainer\] step="
 HEARTBEAT_S = 1.0  # a group without one for so long is dead to the lighthouse
 STALL_S = 15.0  # of a survivor at most, on cores that others use, too
@@ -69,7 +71,7 @@ class Job:
         contract = {"TORCHFT_LIGHTHOUSE": self.address, "NUM_REPLICA_GROUPS": "2"} if self.address else {}
         contract["REPLICA_GROUP_ID"] = str(number)
         settings = (f"checkpoint.folder={self.folder}/checkpoints", *SMALL, *self.settings)
-        settings += ("live.quorum_s=60",) if self.address else ()
+        settings += ("live.quorum_s=60", "live.collective_s=60") if self.address else ()
         folder = self.folder / f"group-{number}"
         self.runs.append(ForkedRun(folder, self.data, *settings, ranks=0, environment=contract))
         return self.runs[-1]
@@ -102,18 +104,6 @@ def assert_same_weights(first: ForkedRun, second: ForkedRun) -> None:
     assert [name for name, w in ours["weights"].items() if not torch.equal(w, theirs["weights"][name])] == []
 
 
-def assert_same_course(told: dict, whole: dict) -> None:
-    """Every step's loss and gradient norm as in the run of one process."""
-    worst = 0.0
-    for step, values in told.items():
-        ((loss_whole, norm_whole),) = whole[step]
-        for loss, norm in values:
-            assert float(loss) == pytest.approx(float(loss_whole), rel=1e-5), step
-            assert float(norm) == pytest.approx(float(norm_whole), rel=1e-4), step
-            worst = max(worst, abs(float(loss) / float(loss_whole) - 1))
-    print(f"largest relative difference of a loss in {len(told)} steps: {worst:.1e}")
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, data):
     """One process with the whole global batch, without the option."""
@@ -140,8 +130,7 @@ def test_two_groups_train_as_one_process_with_the_same_global_batch(whole, data,
         runs = [job.start(number) for number in range(2)]
         assert [run.end() for run in runs] == [0, 0], runs[0].text() + runs[1].text()
     for run in runs:
-        assert sorted(steps_of(run)) == list(range(1, steps + 1))
-        assert_same_course(steps_of(run), steps_of(alone))
+        assert steps_of(run) == {step: steps_of(alone)[step] for step in range(1, steps + 1)}
     assert job.samples() == {step: samples[step] for step in range(1, steps + 1)}
     assert sorted(len(run.lines("checkpoint ")) for run in runs) == [0, 4], "one group publishes"
     assert_same_weights(*runs)
@@ -168,7 +157,8 @@ def test_a_killed_group_costs_a_step_and_comes_back_from_a_peer(whole, data, tmp
     assert re.search(r"step=\d+ from=1$", healed)
     assert not again.lines("resumed"), "no checkpoint was read"
     assert_same_weights(again, second)
-    assert_same_course(steps_of(first, second, again), steps_of(alone))
+    assert_same_weights(again, alone)
+    assert steps_of(first, second, again) == steps_of(alone), "losses and norms, to the last bit"
     assert len(second.lines("uncommitted")) <= 1
     counted = job.samples()
     assert sorted(counted) == list(range(1, STEPS + 1))
@@ -246,12 +236,13 @@ def test_a_step_must_divide_by_every_number_of_groups_that_may_be_left():
     [
         ("live.min_group=1", "did you mean min_groups?"),
         ("live.collective_s=0", "live.collective_s: given 0"),
+        ("live.quorum_s=120", "resilience.hang_s must be above live's quorum_s and collective_s, 120 s"),
         ("checkpoint.tiered.every=1", "live needs no checkpoint.tiered"),
     ],
 )
 def test_a_wrong_recipe_is_told_in_one_line(setting, told):
     with pytest.raises(ConfigError) as refused:
-        recipe_of(yaml.safe_load(RECIPE.read_text()), ["live.min_groups=1", setting])
+        recipe_of(yaml.safe_load(RECIPE.read_text()), ["live.quorum_s=60", "live.collective_s=60", setting])
     assert told in str(refused.value)
     assert len(refused.value.faults) == 1
 
