@@ -74,6 +74,10 @@ class Alone:
     def reduce(self, parameters: Iterable[nn.Parameter]) -> None:
         """Gradients summed over groups in place, shard by shard."""
 
+    def agree(self, value: Tensor) -> Tensor:
+        """The same value on all, bit by bit: groups may round a sum each in its own order."""
+        return value
+
     def commits(self) -> bool:
         """Whether the step counts: all sums of this group's ranks came through."""
         return True

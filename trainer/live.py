@@ -81,6 +81,10 @@ class Live(Alone):
             self._manager.allreduce(flat, reduce_op=ReduceOp.SUM).wait()
             torch._foreach_copy_(bucket, list(torch._utils._unflatten_dense_tensors(flat, bucket)))
 
+    def agree(self, value: Tensor) -> Tensor:
+        """The one of group 0."""
+        return self.sum(value.clone() if self.index == 0 else torch.zeros_like(value))
+
     def commits(self) -> bool:
         """A group may count a step that another must drop: that one heals at the next `start`."""
         error = self._manager.errored()

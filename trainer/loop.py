@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from trainer.optimizer import set_rate
 from trainer.parallel import clip_grad_norm_, gradient_norm, sync_gradients
 from trainer.resilience import Exit, Health, Stragglers, Watchdog
 from trainer.shares import Shares, share
-from trainer.state import ModelState, OptimizerState, fit, rng_state, set_rng_state, strip
+from trainer.state import ModelState, OptimizerState, fit, rng_state, set_rng_state, strip, untouched_rng
 from trainer.tracking import fatal, flops_utilisation
 
 if TYPE_CHECKING:
@@ -134,10 +134,14 @@ class Loop:
         if self.peers.start():
             self._deal()
         asked = time.perf_counter()
-        with _untouched_rng():
+        with untouched_rng():
             micro_steps = next(self._batches)
         waited = time.perf_counter() - asked
-        shares = share(micro_steps, stop=self.stop, tensor=self.mesh.tensor, peers=self.peers)
+        compare = self.peers.groups > 1 and self.checkpoints.due(self.step)
+        weights = self.model.parameters() if compare else ()
+        shares = share(micro_steps, weights, stop=self.stop, tensor=self.mesh.tensor, peers=self.peers)
+        if shares.differ:
+            return self._fatal("groups", f"their weights differ after step {self.step}")
         if all(shares.stops):
             return self._stopped()
         result = None if shares.failed else self._forward_backward(micro_steps, shares.counts)
@@ -193,10 +197,9 @@ class Loop:
             sums += torch.stack([output.losses[task].detach().double() for task in TASKS])
         self.peers.sum(self.mesh.sum_over_data(sums))
         self.peers.reduce(self.model.parameters())
-        clip = self.recipe.optimizer.clip_norm
-        norm = (
-            clip_grad_norm_(self.model.parameters(), clip) if clip else gradient_norm(self.model.parameters())
-        )
+        norm = self.peers.agree(gradient_norm(self.model.parameters()))
+        if clip := self.recipe.optimizer.clip_norm:
+            clip_grad_norm_(self.model.parameters(), clip, norm)
         losses = {
             task: total / max(counts[task], 1) for task, total in zip(TASKS, sums.tolist(), strict=True)
         }
@@ -290,11 +293,3 @@ class Loop:
         everyone: list[Any] = [None] * self.world
         dist.all_gather_object(everyone, self._consumed["quarantined"])
         return {**self._consumed, "quarantined": sorted(set().union(*everyone))}
-
-
-@contextmanager
-def _untouched_rng() -> Iterator[None]:
-    """A DataLoader draws from torch's generator when it starts workers: the model's draws must not shift."""
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)

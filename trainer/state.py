@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import random
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +96,14 @@ def set_rng_state(text: str) -> None:
     torch.set_rng_state(_bytes_tensor(state["torch"]))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(_bytes_tensor(state["cuda"]))
+
+
+@contextmanager
+def untouched_rng() -> Iterator[None]:
+    """A DataLoader draws from torch's generator when it starts workers: the model's draws must not shift."""
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
 
 
 def _hex(state: torch.Tensor) -> str:

@@ -21,7 +21,7 @@ class ForkedRun(Run):
     """A run of one process without a launcher.
 
     `samples`: a line for each step that counted, its number and the samples. `end.pt`: step, weights, and
-    whether torchft was imported.
+    whether torchft was imported. BEND in the environment: a step after which one weight is bent.
     """
 
     def launch(self, launcher, arguments, out, variables):
@@ -82,6 +82,8 @@ def _record() -> None:
     def telling(self, *arguments):
         with Path("samples").open("a") as out:
             out.write(f"{self.step} {' '.join(self.samples)}\n")
+        if os.environ.get("BEND") == str(self.step):
+            next(self.model.parameters()).to_local().detach().view(-1)[0] += 1e-3
         return tell(self, *arguments)
 
     def ending(self):

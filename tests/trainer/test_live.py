@@ -67,9 +67,9 @@ class Job:
         self.folder, self.data, self.address, self.settings = folder, data, address, settings
         self.runs: list[ForkedRun] = []
 
-    def start(self, number: int) -> ForkedRun:
+    def start(self, number: int, **environment: str) -> ForkedRun:
         contract = {"TORCHFT_LIGHTHOUSE": self.address, "NUM_REPLICA_GROUPS": "2"} if self.address else {}
-        contract["REPLICA_GROUP_ID"] = str(number)
+        contract |= {"REPLICA_GROUP_ID": str(number), **environment}
         settings = (f"checkpoint.folder={self.folder}/checkpoints", *SMALL, *self.settings)
         settings += ("live.quorum_s=60", "live.collective_s=60") if self.address else ()
         folder = self.folder / f"group-{number}"
@@ -193,6 +193,16 @@ def test_a_signal_to_one_group_ends_it_alone_and_the_last_one_saves(data, tmp_pa
     assert any(run.lines(f"resumed step={step} ") for run in both), both[0].text() + both[1].text()
     assert all(run.lines("resumed") or run.lines("healed") for run in both)
     assert sorted(job.samples()) == list(range(1, max(job.samples()) + 1))
+
+
+def test_groups_whose_weights_differ_end_with_one_line(data, tmp_path):
+    settings = ("steps=12", "live.min_groups=2", "checkpoint.every=4")
+    with lighthouse(2) as address, Job(tmp_path, data, *settings, address=address) as job:
+        runs = [job.start(0, BEND="2"), job.start(1)]
+        assert [run.end() for run in runs] == [Exit.FATAL] * 2, runs[0].text()
+    for run in runs:
+        told = '[trainer] FATAL reason=groups step=5 message="their weights differ after step 4"'
+        assert run.lines("FATAL") == [told]
 
 
 # ----------------------------------------------------------------------------------- refusals
