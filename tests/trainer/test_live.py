@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from trainer import live
 from trainer.config import ConfigError, recipe_of
 from trainer.errors import TrainerError
 from trainer.groups import Group, LiveConfig, check_batch, own_group
+from trainer.publish import MARKER
 from trainer.resilience import Exit
 from trainer.synthesize import Scale, synthesize
 
@@ -70,8 +71,8 @@ class Job:
     def start(self, number: int, **environment: str) -> ForkedRun:
         contract = {"TORCHFT_LIGHTHOUSE": self.address, "NUM_REPLICA_GROUPS": "2"} if self.address else {}
         contract |= {"REPLICA_GROUP_ID": str(number), **environment}
-        settings = (f"checkpoint.folder={self.folder}/checkpoints", *SMALL, *self.settings)
-        settings += ("live.quorum_s=60", "live.collective_s=60") if self.address else ()
+        waits = ("live.quorum_s=60", "live.collective_s=60") if self.address else ()
+        settings = (f"checkpoint.folder={self.folder}/checkpoints", *SMALL, *waits, *self.settings)
         folder = self.folder / f"group-{number}"
         self.runs.append(ForkedRun(folder, self.data, *settings, ranks=0, environment=contract))
         return self.runs[-1]
@@ -167,9 +168,10 @@ def test_a_killed_group_costs_a_step_and_comes_back_from_a_peer(whole, data, tmp
     assert len(twice) <= 1, "the dead one may have told the step that the other had to repeat"
 
 
-def test_a_signal_to_one_group_ends_it_alone_and_the_last_one_saves(data, tmp_path):
-    settings = ("steps=1000000", "checkpoint.every=1000000")
-    with lighthouse(1) as address, Job(tmp_path, data, *settings, address=address) as job:
+def test_a_group_may_leave_the_last_one_saves_and_so_does_one_without_a_lighthouse(data, tmp_path):
+    settings = ("steps=1000000", "checkpoint.every=1000000", "live.quorum_s=10")
+    light = ExitStack()
+    with light, Job(tmp_path, data, *settings, address=light.enter_context(lighthouse(1))) as job:
         first, second = job.start(0), job.start(1)
         first.wait_for(r"^\[trainer\] live .*groups=2")
         first.wait_for(STEP, count=len(first.lines("step=")) + 2)
@@ -187,9 +189,14 @@ def test_a_signal_to_one_group_ends_it_alone_and_the_last_one_saves(data, tmp_pa
         step = re.search(r"step=(\d+)", told)[1]
         both = [job.start(number) for number in range(2)]  # nobody is ahead: the checkpoint it is
         for run in both:
-            run.wait_for(STEP, count=2)
-            os.kill(run.process.pid, signal.SIGTERM)
-        assert [run.end() for run in both] == [Exit.PREEMPTED] * 2
+            run.wait_for(r"^\[trainer\] live .*groups=2")
+            run.wait_for(STEP, count=len(run.lines("step=")) + 2)
+        light.close()
+        assert [run.end() for run in both] == [Exit.FATAL] * 2
+    for run in both:
+        assert run.lines("FATAL")[0].startswith("[trainer] FATAL reason=quorum step=")
+    assert sum(len(run.lines("checkpoint ")) for run in both) == 1, "one of them saves"
+    assert (tmp_path / "checkpoints" / f"step-{max(job.samples()):08d}" / MARKER).exists()
     assert any(run.lines(f"resumed step={step} ") for run in both), both[0].text() + both[1].text()
     assert all(run.lines("resumed") or run.lines("healed") for run in both)
     assert sorted(job.samples()) == list(range(1, max(job.samples()) + 1))
