@@ -36,7 +36,8 @@ class Live(Alone):
         self.groups = 0
         self._settled = False  # a quorum is there that no step has used
         self._again = True  # the loader must begin anew
-        self._healed_from: int | None = None
+        self._healed_from: int | None = None  # while settling: the group that sent its state
+        self._healed = False  # by the newest quorum
         self._members: tuple[int, int] | None = None
 
     @property
@@ -49,7 +50,7 @@ class Live(Alone):
 
         def heal(parcel: Parcel) -> None:
             receive(parcel)
-            self._healed_from = parcel["group"]
+            self._healed_from, self._healed = parcel["group"], True
 
         self._connect(lambda: {**send(), "group": self._group.number}, heal)
         self._settle()
@@ -93,7 +94,7 @@ class Live(Alone):
         counts = self._manager.should_commit()
         if not counts:
             self._again = True
-            cause = "a peer rank's" if error is None else error.original_exception
+            cause = "other ranks' or too few groups" if error is None else error.original_exception
             self._event("uncommitted", step=self._manager.current_step() + 1, error=_short(cause))
         return counts
 
@@ -140,9 +141,10 @@ class Live(Alone):
 
     def _settle(self) -> None:
         """A quorum that works on all ranks of this group, healed where it was behind."""
-        while not self._quorum():
+        self._healed_from, deadline = None, time.monotonic() + self._config.quorum_s
+        while not self._quorum(deadline):
             self.commits()  # False; makes the next quorum a new one
-            time.sleep(0.1)
+            time.sleep(0.5)
         self._settled = True
         self.index, self.groups = self._manager.participating_rank(), self._manager.num_participants()
         step = self._manager.current_step()
@@ -154,18 +156,24 @@ class Live(Alone):
             number = self._manager._quorum_id  # it has no public name
             self._event("live", quorum=number, groups=self.groups, index=self.index, step=step)
 
-    def _quorum(self) -> bool:
-        self._healed_from = None
+    def _quorum(self, deadline: float) -> bool:
+        self._healed = False
         try:
             self._manager.start_quorum()
         except (RuntimeError, TimeoutError) as failure:
             raise NoQuorumError(_short(failure)) from None
-        state = torch.tensor([int(self.failed), int(self._healed_from is not None)])
+        late = time.monotonic() > deadline
+        state = torch.tensor([int(self.failed), int(self._healed), int(late)])
         dist.all_reduce(state)
-        failures, healed = state.tolist()
+        failures, healed, late = state.tolist()
         if 0 < healed < dist.get_world_size():
             raise RuntimeError(f"{healed} ranks healed, others did not: the group must start again")
-        return failures == 0 and self._manager.num_participants() >= self._config.min_groups
+        found, least = self._manager.num_participants(), self._config.min_groups
+        good = failures == 0 and found >= least
+        if late and not good:
+            few = f"{found} groups, live.min_groups is {least}"
+            raise NoQuorumError(few if found < least else "groups met, but could not reach each other")
+        return good
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -202,6 +202,14 @@ def test_a_group_may_leave_the_last_one_saves_and_so_does_one_without_a_lighthou
     assert sorted(job.samples()) == list(range(1, max(job.samples()) + 1))
 
 
+def test_too_few_groups_are_waited_for_and_then_told(data, tmp_path):
+    settings = ("steps=2", "live.min_groups=2", "live.quorum_s=2")
+    with lighthouse(1) as address, Job(tmp_path, data, *settings, address=address) as job:
+        run = job.start(0)
+        assert run.end() == Exit.FATAL, run.text()
+    assert run.lines("FATAL") == ['[trainer] FATAL reason=quorum message="1 groups, live.min_groups is 2"']
+
+
 def test_groups_whose_weights_differ_end_with_one_line(data, tmp_path):
     settings = ("steps=12", "live.min_groups=2", "checkpoint.every=4")
     with lighthouse(2) as address, Job(tmp_path, data, *settings, address=address) as job:
