@@ -6,17 +6,19 @@ Every fault is told at once, one line each: where, what was given, what is allow
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from trainer.checkpoint import CheckpointConfig
 from trainer.errors import TrainerError
 from trainer.evaluation import EvaluationConfig
+from trainer.groups import LiveConfig
 from trainer.memory import Hardware
 from trainer.mesh import ParallelConfig, sizes
 from trainer.model import ModelConfig
@@ -49,6 +51,7 @@ class Recipe(BaseModel):
     schedule: ScheduleConfig = ScheduleConfig()
     checkpoint: CheckpointConfig
     resilience: ResilienceConfig = ResilienceConfig()
+    live: LiveConfig | None = None  # several groups, each a torchrun, that outlive one another
     tracking: TrackingConfig = TrackingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     rl: RLConfig | None = None  # for `trainer.rl`; `trainer.train` passes over it
@@ -57,6 +60,15 @@ class Recipe(BaseModel):
     global_batch: int = Field(gt=0)
     micro_batch: int = Field(gt=0)
     deterministic: bool = True  # kernels that give the same bits again; some are slower
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        if self.live and self.checkpoint.tiered:
+            raise ValueError("live needs no checkpoint.tiered: a group heals from a peer; set one of the two")
+        waits = max(self.live.quorum_s, self.live.collective_s) if self.live else 0
+        if waits >= (self.resilience.hang_s or math.inf):
+            raise ValueError(f"resilience.hang_s must be above live's quorum_s and collective_s, {waits:g} s")
+        return self
 
     def accumulation(self, data_size: int) -> int:
         """Micro-steps per optimizer step on `data_size` data ranks."""

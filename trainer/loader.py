@@ -74,24 +74,28 @@ class Loader:
         processor: Processor,
         seed: int,
     ) -> None:
-        if global_batch % (world * micro_batch):
-            allowed = f"a multiple of ranks x micro_batch = {world} x {micro_batch}"
-            raise TrainerError(
-                "global_batch", global_batch, allowed, "change global_batch, micro_batch or the mesh"
-            )
         if global_batch % config.lanes:
             raise TrainerError(
                 "data.lanes", config.lanes, f"a divisor of global_batch {global_batch}", "change it"
             )
         self.config, self.seed, self.processor = config, seed, processor
-        self.rank, self.world = rank, world
         self.global_batch, self.micro_batch = global_batch, micro_batch
-        self.accumulation = global_batch // (world * micro_batch)
+        self.deal(rank, world)
         self.position = 0
         self.wait_s = self.waited_s = 0.0
         self.quarantined: set[str] = set()
         self.source = Source(config, seed, hop=global_batch)
         self.quarantined |= self.source.quarantined
+
+    def deal(self, rank: int, world: int) -> None:
+        """Be this rank of this world from the next iteration on; every world gets the same samples."""
+        if self.global_batch % (world * self.micro_batch):
+            allowed = f"a multiple of ranks x micro_batch = {world} x {self.micro_batch}"
+            raise TrainerError(
+                "global_batch", self.global_batch, allowed, "change global_batch, micro_batch or the mesh"
+            )
+        self.rank, self.world = rank, world
+        self.accumulation = self.global_batch // (world * self.micro_batch)
 
     @property
     def samples_per_epoch(self) -> int:

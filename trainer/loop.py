@@ -1,15 +1,16 @@
 """The optimizer step and what surrounds it: one loss over ranks and micro-steps, saving, stopping, telling.
 
 Per step there are two collectives of our own: label counts and the stop flag before the first forward (on the
-CPU, so that no device waits), loss sums after the last backward.
+CPU, so that no device waits), loss sums after the last backward. With several groups (groups.py) both go over
+all of them, as do the gradients.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,13 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import Checkpointer, CheckpointsFailingError
-from trainer.losses import TASKS, combine, counts_of
+from trainer.groups import Alone, NoQuorumError
+from trainer.losses import TASKS, combine
 from trainer.optimizer import set_rate
 from trainer.parallel import clip_grad_norm_, gradient_norm, sync_gradients
 from trainer.resilience import Exit, Health, Stragglers, Watchdog
-from trainer.state import ModelState, OptimizerState, rng_state, set_rng_state
+from trainer.shares import Shares, share
+from trainer.state import ModelState, OptimizerState, fit, rng_state, set_rng_state, strip, untouched_rng
 from trainer.tracking import fatal, flops_utilisation
 
 if TYPE_CHECKING:
@@ -34,15 +37,6 @@ if TYPE_CHECKING:
     from trainer.samples import Batch
     from trainer.tiered import Memory
     from trainer.tracking import Tracker
-
-
-@dataclass
-class Shares:
-    """What the ranks add up before a step: labels by task, tokens (not padding), ranks asked to stop."""
-
-    counts: dict[str, int]
-    tokens: int
-    stops: int
 
 
 @dataclass
@@ -71,6 +65,7 @@ class Loop:
         stop: StopSignal,
         device: torch.device,
         peak_flops: float | None,
+        peers: Alone | None = None,
     ) -> None:
         self.recipe = recipe
         self.mesh, self.model, self.optimizer, self.loader = mesh, model, optimizer, loader
@@ -78,14 +73,18 @@ class Loop:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.peak_flops = peak_flops and peak_flops * self.world
+        self.peers = peers or Alone()
         self.health = Health(recipe.resilience)
         self.stragglers = Stragglers(recipe.resilience, device)
         self.watchdog = Watchdog(recipe.resilience, rank=self.rank)
         self.step = 0  # optimizer steps done
         self._consumed = loader.state_dict()  # of the samples whose step is done; prefetch runs ahead
+        self._batches: Generator[list[Batch]] = iter(loader)
 
     def resume(self) -> None:
-        """Go on from the newest whole checkpoint, and say which ones did not count."""
+        """Go on where peers are, else from the newest whole checkpoint; say which ones did not count."""
+        if self.peers.join(self._parcel, self._receive):
+            return
         marker, skipped = self.checkpoints.latest()
         for entry in skipped:
             self.tracker.event("skipped", checkpoint=entry.name, reason=entry.reason)
@@ -94,41 +93,61 @@ class Loop:
             self._load(step, memory, self.world)
         elif marker is not None:
             self._load(marker.step, self.checkpoints.folder, marker.world)
-        self._consumed = self.loader.state_dict()
+        if self.step:
+            self.peers.resumed(self.step)
 
     def _load(self, step: int, source: Folder | Memory, ranks: int) -> None:
         state = self._state()
         self.checkpoints.load(step, state, source)
-        progress = json.loads(state["progress"])
-        self.step = progress["step"]
-        self.health.restore(progress["window"])
-        self.loader.load_state_dict(progress["loader"])
+        self._go_on(json.loads(state["progress"]))
         if (rng := state.get(f"rng.{self.rank}")) is not None:
             set_rng_state(rng)
         self.tracker.event("resumed", step=self.step, url=f"{source.url}/step-{step:08d}", ranks=ranks)
 
+    def _go_on(self, progress: dict[str, Any]) -> None:
+        self.step = progress["step"]
+        self.health.restore(progress["window"])
+        self.loader.load_state_dict(progress["loader"])
+        self._consumed = self.loader.state_dict()
+
     def run(self) -> Exit:
         """Train to the last step, or to a signal, or to what cannot go on."""
         try:
-            batches = iter(self.loader)
             while self.step < self.recipe.steps:
-                if (end := self._one(batches)) is not None:
+                if (end := self._one()) is not None:
                     return end
-            return Exit.DONE if self._save_now() else self._fatal("checkpoint", "the last checkpoint failed")
+            if not self.peers.publishes or self._save_now():
+                return Exit.DONE
+            return self._fatal("checkpoint", "the last checkpoint failed")
         except CheckpointsFailingError as error:
             return self._fatal("checkpoint", str(error))
+        except NoQuorumError as error:  # all groups stand at this step: one saves it before all start again
+            if self.step and self.peers.publishes:
+                self._save_now()
+            return self._fatal("quorum", str(error))
         finally:
             self.watchdog.close()
+            self._batches.close()
 
-    def _one(self, batches: Iterator[list[Batch]]) -> Exit | None:
+    def _one(self) -> Exit | None:
         started = time.perf_counter()
-        with _untouched_rng():
-            micro_steps = next(batches)
-        waited = time.perf_counter() - started
-        shares = self._share(micro_steps)
-        if shares.stops:
+        if self.peers.start():
+            self._deal()
+        asked = time.perf_counter()
+        with untouched_rng():
+            micro_steps = next(self._batches)
+        waited = time.perf_counter() - asked
+        compare = self.peers.groups > 1 and self.checkpoints.due(self.step)
+        weights = self.model.parameters() if compare else ()
+        shares = share(micro_steps, weights, stop=self.stop, tensor=self.mesh.tensor, peers=self.peers)
+        if shares.differ:
+            return self._fatal("groups", f"their weights differ after step {self.step}")
+        if all(shares.stops):
             return self._stopped()
-        result = self._forward_backward(micro_steps, shares.counts)
+        result = None if shares.failed else self._forward_backward(micro_steps, shares.counts)
+        if not self.peers.commits() or result is None:
+            self.optimizer.zero_grad(set_to_none=True)
+            return None
         self.checkpoints.before_optimizer_step()
         verdict, why = self.health.judge(result.loss, result.grad_norm)
         rate = set_rate(
@@ -146,23 +165,19 @@ class Loop:
         self._tell(result, shares, rate, waited, time.perf_counter() - started)
         self.watchdog.beat(self.step)
         memory = self.checkpoints.due_in_memory(self.step)
-        if (memory or self.checkpoints.due(self.step)) and self.step < self.recipe.steps:
+        due = (memory or self.checkpoints.due(self.step)) and self.peers.publishes
+        if due and self.step < self.recipe.steps:
             with self._writing():
                 self.checkpoints.save(self.step, self._state(), memory=memory)
-        return None
+        return self._left() if shares.stops[self.peers.index] else None
 
-    def _share(self, micro_steps: list[Batch]) -> Shares:
-        """Counts are needed before the first backward: a gradient is a sum over all labels of the step."""
-        rows = [torch.stack([counts_of(batch)[task] for task in TASKS]) for batch in micro_steps]
-        tokens = sum(batch.tokens for batch in micro_steps)
-        stops = int(self.stop.received is not None)
-        mine = torch.cat([torch.stack(rows).sum(0), torch.tensor([tokens, stops])])
-        dist.all_reduce(mine)
-        *counts, tokens, stops = mine.tolist()
-        peers = self.mesh.tensor  # they hold the same samples
-        return Shares(
-            dict(zip(TASKS, (count // peers for count in counts), strict=True)), tokens // peers, stops
-        )
+    def _deal(self) -> None:
+        """Give this rank its share of the next step's samples, whoever takes part by now."""
+        self._batches.close()
+        size = self.mesh.data_size
+        self.loader.deal(self.peers.index * size + self.mesh.data_rank, self.peers.groups * size)
+        self.loader.load_state_dict(self._consumed)
+        self._batches = iter(self.loader)
 
     def _forward_backward(self, micro_steps: list[Batch], counts: dict[str, int]) -> Step:
         weights = self.model.config.loss_weights
@@ -180,11 +195,11 @@ class Loop:
                 own = {"forward": time.perf_counter() - started}
             combine(output.losses, on_device, weights, self.mesh.data_size).backward()
             sums += torch.stack([output.losses[task].detach().double() for task in TASKS])
-        self.mesh.sum_over_data(sums)
-        clip = self.recipe.optimizer.clip_norm
-        norm = (
-            clip_grad_norm_(self.model.parameters(), clip) if clip else gradient_norm(self.model.parameters())
-        )
+        self.peers.sum(self.mesh.sum_over_data(sums))
+        self.peers.reduce(self.model.parameters())
+        norm = self.peers.agree(gradient_norm(self.model.parameters()))
+        if clip := self.recipe.optimizer.clip_norm:
+            clip_grad_norm_(self.model.parameters(), clip, norm)
         losses = {
             task: total / max(counts[task], 1) for task, total in zip(TASKS, sums.tolist(), strict=True)
         }
@@ -201,7 +216,7 @@ class Loop:
                 "grad_norm": result.grad_norm,
                 "lr": rate,
                 "tokens_per_s": round(speed, 1),
-                "mfu": flops_utilisation(self.parameters, speed, self.peak_flops),
+                "mfu": flops_utilisation(self.parameters, speed / self.peers.groups, self.peak_flops),
                 "wait": round(waited / seconds, 4),
                 "step_s": round(seconds, 4),
                 **{f"loss_{task}": loss for task, loss in result.losses.items()},
@@ -220,10 +235,18 @@ class Loop:
 
     def _stopped(self) -> Exit:
         # Before the first step there is nothing to save, and asking Adam for its state would begin one.
+        if not self.peers.publishes:
+            return self._left()
         saved = self.step == 0 or self._save_now()
-        received = self.stop.received.name if self.stop.received else "another rank's signal"
-        self.tracker.event("stopped", step=self.step, signal=received, saved=saved)
+        self.tracker.event("stopped", step=self.step, signal=self._signal(), saved=saved)
         return Exit.PREEMPTED if saved else Exit.PREEMPTED_UNSAVED
+
+    def _left(self) -> Exit:
+        self.tracker.event("stopped", step=self.step, signal=self._signal(), saved="by a peer")
+        return Exit.PREEMPTED
+
+    def _signal(self) -> str:
+        return self.stop.received.name if self.stop.received else "another rank's signal"
 
     def _save_now(self) -> bool:
         with self._writing():
@@ -241,29 +264,32 @@ class Loop:
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
-        progress = {
-            "step": self.step,
-            "loader": self._loader_state(),
-            "window": self.health.state(),
-            "recipe": self.recipe.model_dump(mode="json"),
-        }
+        recipe = self.recipe.model_dump(mode="json")
         return {
-            "model": ModelState(self.model),
-            "optimizer": OptimizerState(self.model, self.optimizer),
-            "progress": json.dumps(progress),
+            **self._parts(),
+            "progress": json.dumps({**self._progress(self._loader_state()), "recipe": recipe}),
             f"rng.{self.rank}": rng_state(),
         }
+
+    def _parts(self) -> dict[str, ModelState | OptimizerState]:
+        return {"model": ModelState(self.model), "optimizer": OptimizerState(self.model, self.optimizer)}
+
+    def _progress(self, loader: dict[str, Any]) -> dict[str, Any]:
+        return {"step": self.step, "loader": loader, "window": self.health.state()}
+
+    def _parcel(self) -> dict[str, Any]:
+        """What a peer's rank of the same number needs. Not collective: each may be asked by another group."""
+        parts = {name: strip(part.state_dict()) for name, part in self._parts().items()}
+        return {**parts, "progress": self._progress(self._consumed)}
+
+    def _receive(self, parcel: dict[str, Any]) -> None:
+        self.checkpoints.before_optimizer_step()  # a checkpoint may still be copying what is replaced here
+        for name, part in self._parts().items():
+            part.load_state_dict(fit(part.state_dict(), parcel[name]))
+        self._go_on(parcel["progress"])
 
     def _loader_state(self) -> dict[str, Any]:
         """One state for all ranks: with the shards that any of them has quarantined. Collective."""
         everyone: list[Any] = [None] * self.world
         dist.all_gather_object(everyone, self._consumed["quarantined"])
         return {**self._consumed, "quarantined": sorted(set().union(*everyone))}
-
-
-@contextmanager
-def _untouched_rng() -> Iterator[None]:
-    """A DataLoader draws from torch's generator when it starts workers: the model's draws must not shift."""
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)

@@ -206,10 +206,15 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.zeros(()) if total is None else total.sqrt()
 
 
-def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scales gradients in place to a norm of at most `max_norm`; returns the norm before (NaN passes)."""
+def clip_grad_norm_(
+    parameters: Iterable[nn.Parameter], max_norm: float, norm: Tensor | None = None
+) -> Tensor:
+    """Scales gradients in place to a norm of at most `max_norm`; returns the norm before (NaN passes).
+
+    `norm`: theirs, where it is known.
+    """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = gradient_norm(parameters)
+    norm = gradient_norm(parameters) if norm is None else norm
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad

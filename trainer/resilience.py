@@ -99,6 +99,7 @@ class Health:
 
     def restore(self, window: list[float]) -> None:
         """Undo of `state`."""
+        self._window.clear()
         self._window.extend(window)
 
     def _is_spike(self, loss: float) -> bool:

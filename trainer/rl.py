@@ -68,6 +68,8 @@ def check(recipe: Recipe, world: int) -> None:
         faults += error.faults
     if recipe.rl is None:
         raise TrainerError("rl", "nothing", "a mapping", "add `rl: {algorithm: grpo}` to the recipe")
+    if recipe.live:
+        faults.append(str(TrainerError("live", "a mapping", "nothing in trainer.rl", "remove it")))
     group = recipe.rl.group
     if recipe.global_batch % group:
         allowed = f"multiples of rl.group, {group}"

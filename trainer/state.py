@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import random
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 
 from trainer.errors import TrainerError
 from trainer.folders import Folder, open_folder
@@ -95,6 +98,14 @@ def set_rng_state(text: str) -> None:
         torch.cuda.set_rng_state(_bytes_tensor(state["cuda"]))
 
 
+@contextmanager
+def untouched_rng() -> Iterator[None]:
+    """A DataLoader draws from torch's generator when it starts workers: the model's draws must not shift."""
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
 def _hex(state: torch.Tensor) -> str:
     return state.numpy().tobytes().hex()
 
@@ -128,6 +139,30 @@ def load_model(url: str, model: nn.Module) -> None:
         raise TrainerError("checkpoint", url, "FOLDER/step-NNNNNNNN", "name one checkpoint of the folder")
     group = dist.new_group(backend="gloo") if dist.is_initialized() else None
     load(open_folder(root), name, {"model": ModelState(model)}, group=group)
+
+
+def fit(template: dict[str, Any], shards: dict[str, Any]) -> dict[str, Any]:
+    """`shards` of a peer (see `strip`) on this rank's mesh: what `template`'s owner may load."""
+
+    def on_mesh(own: object, theirs: Any) -> object:  # noqa: ANN401
+        if not isinstance(own, DTensor):
+            return theirs
+        local = theirs.to(own.device)
+        return DTensor.from_local(
+            local, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+        )
+
+    return {name: on_mesh(own, shards[name]) for name, own in template.items()}
+
+
+def strip(state: dict[str, Any]) -> dict[str, Any]:
+    """This rank's own part of each tensor: its counterpart in another group holds the same."""
+    return {name: local_of(value) for name, value in state.items()}
+
+
+def local_of(value: Any) -> Any:  # noqa: ANN401
+    """This rank's part of a tensor that lies on a mesh; anything else as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _keys(reader: Any) -> list[str]:  # noqa: ANN401

@@ -13,6 +13,7 @@ import time
 import traceback
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 START = time.monotonic()
 
@@ -25,6 +26,8 @@ from trainer.collate import Processor  # noqa: E402
 from trainer.config import Recipe, check_world, load_recipe  # noqa: E402
 from trainer.errors import TrainerError  # noqa: E402
 from trainer.folders import open_folder  # noqa: E402
+from trainer.groups import Group, NoQuorumError, check_batch, own_group  # noqa: E402
+from trainer.live import Live  # noqa: E402
 from trainer.loader import Loader  # noqa: E402
 from trainer.loop import Loop  # noqa: E402
 from trainer.mesh import build_mesh  # noqa: E402
@@ -34,7 +37,7 @@ from trainer.parallel import parallelize  # noqa: E402
 from trainer.preflight import preflight  # noqa: E402
 from trainer.resilience import Exit, StopSignal, leave  # noqa: E402
 from trainer.state import load_model  # noqa: E402
-from trainer.tracking import Tracker, emit, peak_flops  # noqa: E402
+from trainer.tracking import Tracker, emit, fatal, peak_flops  # noqa: E402
 from trainer.weights import materialize  # noqa: E402
 
 
@@ -56,23 +59,32 @@ def main(arguments: list[str]) -> int:
         options = parse(arguments)
         recipe = load_recipe(options.recipe, options.set)
         check_world(recipe, world)
-        return _run(recipe, rank, world, stop)
+        group = own_group(recipe.live) if recipe.live else None
+        return _run(recipe, rank, world, stop, group)
     except TrainerError as error:
         if rank == 0:
             for fault in str(error).splitlines():
                 emit("error", text=fault)
         return Exit.RECIPE
+    except NoQuorumError as error:
+        if rank == 0:
+            fatal("quorum", str(error))
+        return Exit.FATAL
 
 
-def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
+def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal, group: Group | None) -> int:
+    if group:
+        recipe = apart(recipe, group)
     device = own_device()
     recipe.hardware.check_device(device)
     connect(recipe, rank, world, device)
-    _seed(recipe, rank)
+    _seed(recipe, rank + world * (group.number if group else 0))
     strict = recipe.resilience.preflight == "stop"
     preflight(device, recipe.data.cache.directory, open_folder(recipe.checkpoint.folder), strict=strict)
     mesh = build_mesh(recipe.parallel, world, device.type)
     processor = Processor(recipe.data.processor)
+    if recipe.live and group:
+        check_batch(recipe.global_batch, recipe.micro_batch, mesh.data_size, recipe.live, group.groups)
     model = build_model(recipe.model, processor, device="meta")
     check_fit(model, processor)
     model = parallelize(model, recipe.parallel, mesh)
@@ -87,6 +99,13 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
         seed=recipe.seed,
     )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    tracker = Tracker(
+        recipe.tracking,
+        run=f"{recipe.name}-group{group.number}" if group else recipe.name,
+        rank=rank,
+        steps=recipe.steps,
+        recipe=recipe.model_dump(mode="json"),
+    )
     loop = Loop(
         recipe,
         mesh=mesh,
@@ -94,16 +113,11 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
         optimizer=build_optimizer(model, recipe.optimizer),
         loader=loader,
         checkpoints=Checkpointer(recipe.checkpoint, run=recipe.name),
-        tracker=Tracker(
-            recipe.tracking,
-            run=recipe.name,
-            rank=rank,
-            steps=recipe.steps,
-            recipe=recipe.model_dump(mode="json"),
-        ),
+        tracker=tracker,
         stop=stop,
         device=device,
         peak_flops=peak_flops(recipe.tracking, name),
+        peers=Live(recipe.live, group, device=device, event=tracker.event) if recipe.live and group else None,
     )
     loop.resume()
     if loop.step == 0 and recipe.checkpoint.initial:
@@ -125,9 +139,19 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
         loop.checkpoints.close()
     loop.tracker.event("ended", step=loop.step, exit=int(end))
     loop.tracker.close()
+    loop.peers.close()
     if end in (Exit.DONE, Exit.PREEMPTED):
         dist.barrier()  # nobody closes a connection that another still uses
     return end
+
+
+def apart(recipe: Recipe, group: Group) -> Recipe:
+    """The recipe with files of this group's own: all groups tell all steps."""
+    jsonl = recipe.tracking.jsonl and Path(recipe.tracking.jsonl)
+    if not jsonl:
+        return recipe
+    own = str(jsonl.with_stem(f"{jsonl.stem}-group{group.number}"))
+    return recipe.model_copy(update={"tracking": recipe.tracking.model_copy(update={"jsonl": own})})
 
 
 def check_fit(model: LanguageActionModel, processor: Processor) -> None:

@@ -91,9 +91,8 @@ def steps(place: str, folder: str, count: int) -> dict[str, list[float]]:
         tracker=Tracker(recipe.tracking, run="bench", rank=dist.get_rank(), steps=count, recipe={}),
         stop=StopSignal(), device=torch.device("cpu"), peak_flops=None,
     )  # fmt: skip
-    ready = iter(turns)
     for _ in range(count + WARM_UP):
-        loop._one(ready)
+        loop._one()
     loop.watchdog.close()
     loop.checkpoints.close()
     took = {name: values[WARM_UP:] for name, values in turns.took.items()}

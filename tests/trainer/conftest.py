@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SLOW_FIRST = ("test_train", "test_parallel", "test_evaluate", "test_agent", "test_rl")
+SLOW_FIRST = ("test_train", "test_parallel", "test_evaluate", "test_live", "test_agent", "test_rl")
 
 
 def pytest_collection_modifyitems(items):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import psutil
 import torch
@@ -29,7 +30,15 @@ SMALL = (
 class Run:
     """One torchrun (or, with `ranks=0`, one plain process) in its own process group."""
 
-    def __init__(self, folder: Path, data: Path, *settings: str, ranks: int = 2, restarts: int = 0):
+    def __init__(
+        self,
+        folder: Path,
+        data: Path,
+        *settings: str,
+        ranks: int = 2,
+        restarts: int = 0,
+        environment: dict[str, str] | None = None,
+    ):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"log-{len(list(folder.glob('log-*')))}"
@@ -38,21 +47,25 @@ class Run:
         own = (f"data.streams=[{{url: {data}}}]", f"data.cache.directory={folder}/cache")
         own += (f"checkpoint.folder={folder}/checkpoints", f"tracking.jsonl={folder}/metrics.jsonl")
         flags = [part for setting in (*SMALL, *own, *settings) for part in ("--set", setting)]
-        environment = os.environ | {
+        variables = os.environ | {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "PYTHONWARNINGS": "ignore",
+            **(environment or {}),
         }
         with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, *(launcher if ranks else []), "-m", "trainer.train", str(RECIPE), *flags],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=folder,
-                start_new_session=True,
-            )
+            self.process = self.launch(launcher if ranks else [], [str(RECIPE), *flags], out, variables)
+
+    def launch(self, launcher: list[str], arguments: list[str], out: IO[bytes], variables: dict[str, str]):
+        return subprocess.Popen(
+            [sys.executable, *launcher, "-m", "trainer.train", *arguments],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            cwd=self.folder,
+            start_new_session=True,
+        )
 
     def __enter__(self):
         return self
