@@ -579,6 +579,17 @@ def test_overrides_are_yaml_and_may_be_joined(write):
     assert loaded.plan.tags == {"a": "b"}
 
 
+@pytest.mark.parametrize(
+    ("region", "kind", "least"),
+    [("us-east-2", "SINGLE_AZ_HA_2", 160), ("ap-southeast-3", "SINGLE_AZ_HA_1", 128)],
+)
+def test_a_home_without_figures_is_legal_in_every_region(write, region, kind, least):
+    """Steps as in the FSx API: 160, 320, … of the newer type, 64, 128, … of the older one."""
+    [plan] = load(write(changed({"regions": {region: {}}, "storage.home": {}}))).plan.regions
+    assert plan.home is not None
+    assert (plan.home.deployment, plan.home.throughput_mbps) == (kind, least)
+
+
 def test_setting_one_of_two_aliases_leaves_the_other(write):
     text = yaml.safe_dump(BASE).replace(
         "      p5:",
