@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import gc
 import os
 import signal
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ def init_worker(_worker: int, *, parent: int | None = None) -> None:
     checkpoint with it, so workers leave these signals to the trainer. In turn they must not outlive it: a
     forked worker holds copies of a dead rank's sockets, and the peers would wait seconds for them to close.
     """
+    gc.freeze()  # a process group in the parent's garbage would wait for threads that no fork has
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

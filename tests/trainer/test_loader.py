@@ -1,5 +1,6 @@
 """The loader: exactly once on any ranks and workers, resumed to the sample; workers die with the trainer."""
 
+import gc
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from trainer.samples import COLUMNS
 from trainer.source import DataConfig, StreamConfig
 from trainer.stores import open_store
 from trainer.synthesize import Scale, generate
+from trainer.workers import init_worker
 
 N = 160
 ROOT = Path(__file__).parents[2]
@@ -310,6 +312,33 @@ def test_stale_shared_memory_does_not_stop_a_start(url, processor, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------- worker processes
+
+
+class Leaves:
+    """Garbage, a cycle of its own, that says in which process it is collected."""
+
+    def __init__(self, folder):
+        self.folder, self.itself = folder, self
+
+    def __del__(self):
+        (self.folder / str(os.getpid())).touch()
+
+
+def test_a_worker_leaves_the_parents_garbage_alone(tmp_path):
+    gc.disable()
+    try:
+        Leaves(tmp_path)
+        if (worker := os.fork()) == 0:
+            init_worker(0)
+            gc.collect()
+            os._exit(0)
+        os.waitpid(worker, 0)
+    finally:
+        gc.enable()
+    assert not list(tmp_path.iterdir())
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
+
 
 RUN = """
 import os, sys, time
