@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-# With two workers, what takes minutes must not begin when the rest is over.
-FIRST = ("test_train", "test_parallel", "test_evaluate", "test_live", "test_agent")
-# Its backward passes leave autograd threads in the process, after which torch refuses one in a fork of it.
-LAST = "test_rl"
+# Those that fork ranks of themselves begin in a process that is new: after some tests torch refuses a
+# backward pass in a fork. Then what takes minutes, which must not begin when the rest is over.
+FIRST = (
+    "test_checkpoint", "test_tiered", "test_live", "test_train", "test_parallel", "test_evaluate",
+    "test_agent",
+)  # fmt: skip
+LAST = "test_rl"  # leaves threads of many libraries behind
 
 
 def pytest_collection_modifyitems(items):
