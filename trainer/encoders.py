@@ -36,7 +36,7 @@ def radar_default() -> EncoderConfig:
 
 
 class Learned(nn.Embedding):
-    """Vectors that are added to, or ask of, what a sensor says: they begin small beside it."""
+    """Vectors that are added to what a sensor says, or stand for its silence: they begin small beside it."""
 
     def reset_parameters(self) -> None:
         """Normal, deviation 0.02."""

@@ -26,9 +26,7 @@ class LiveConfig(BaseModel):
 
     min_groups: int = Field(1, ge=1)  # with fewer nobody goes on
     collective_s: float = Field(120, gt=0)  # of one sum over groups; a healing peer's transfer falls into it
-    quorum_s: float = Field(
-        300, gt=0
-    )  # until enough groups have come; so long a lost lighthouse is waited for
+    quorum_s: float = Field(300, gt=0)  # until enough groups have come, or a lost lighthouse is back
     connect_s: float = Field(30, gt=0)  # to the lighthouse and to a peer
 
 

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import ReduceOp
 
 from trainer.errors import TrainerError
 from trainer.groups import Alone, Group, LiveConfig, NoQuorumError, Parcel
-from trainer.state import local_of
+from trainer.mesh import local_of
 
 _BUCKET = 1 << 25  # elements of one sum: 128 MiB of float32 beside the gradients
 

@@ -21,7 +21,7 @@ from trainer.checkpoint import Checkpointer, CheckpointsFailingError
 from trainer.groups import Alone, NoQuorumError
 from trainer.losses import TASKS, combine
 from trainer.optimizer import set_rate
-from trainer.parallel import clip_grad_norm_, gradient_norm, sync_gradients
+from trainer.parallel import clip_grads_with_norm_, gradient_norm, sync_gradients
 from trainer.resilience import Exit, Health, Stragglers, Watchdog
 from trainer.shares import Shares, share
 from trainer.state import ModelState, OptimizerState, fit, rng_state, set_rng_state, strip, untouched_rng
@@ -199,7 +199,7 @@ class Loop:
         self.peers.reduce(self.model.parameters())
         norm = self.peers.agree(gradient_norm(self.model.parameters()))
         if clip := self.recipe.optimizer.clip_norm:
-            clip_grad_norm_(self.model.parameters(), clip, norm)
+            clip_grads_with_norm_(self.model.parameters(), clip, norm)
         losses = {
             task: total / max(counts[task], 1) for task, total in zip(TASKS, sums.tolist(), strict=True)
         }

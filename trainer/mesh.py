@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from trainer.errors import TrainerError
 
@@ -137,3 +138,8 @@ def build_mesh(config: ParallelConfig, world: int, device: str = "cpu") -> Mesh:
     return Mesh(
         init_device_mesh(device, (replicate, shard, tensor), mesh_dim_names=names), replicate, shard, tensor
     )
+
+
+def local_of(value: Any) -> Any:  # noqa: ANN401
+    """This rank's part of a tensor that lies on a mesh; anything else as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from trainer.errors import TrainerError
-from trainer.mesh import Mesh, ParallelConfig
+from trainer.mesh import Mesh, ParallelConfig, local_of
 from trainer.model import LanguageActionModel
 
 aten = torch.ops.aten
@@ -206,17 +206,10 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.zeros(()) if total is None else total.sqrt()
 
 
-def clip_grad_norm_(
-    parameters: Iterable[nn.Parameter], max_norm: float, norm: Tensor | None = None
-) -> Tensor:
-    """Scales gradients in place to a norm of at most `max_norm`; returns the norm before (NaN passes).
-
-    `norm`: theirs, where it is known.
-    """
-    parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = gradient_norm(parameters) if norm is None else norm
+def clip_grads_with_norm_(parameters: Iterable[nn.Parameter], max_norm: float, norm: Tensor) -> None:
+    """Scales gradients, whose norm is `norm`, in place to a norm of at most `max_norm`."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
-        local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-        local.mul_(factor.to(local.device))
-    return norm
+        if parameter.grad is not None:
+            local = local_of(parameter.grad)
+            local.mul_(factor.to(local.device))

@@ -111,9 +111,9 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal) -> int:
     policy = Policy(actor, Scenes(Source(recipe.data, recipe.seed, recipe.global_batch), processor))
     held_out = Scenes(Source(_held_out(recipe), recipe.seed, recipe.global_batch), processor)
     rated = [recipe.evaluation.url, recipe.evaluation.limit, recipe.rl.decoding]
-    if progress and progress["rated"] != rated:
+    if progress and progress.get("rated") != rated:
         fix = "leave evaluation and rl.decoding as they were, or begin in another folder"
-        raise TrainerError("evaluation", rated, f"{progress['rated']}, rated before the first step", fix)
+        raise TrainerError("evaluation", rated, f"{progress.get('rated')}, rated before the first step", fix)
     before = progress.get("before") or evaluate(policy, held_out, recipe)
     tracker.event("started", run=recipe.name, step=done, ranks=world, algorithm=recipe.rl.algorithm, **before)
     steps = Steps(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.losses import TASKS, counts_of
-from trainer.state import local_of
+from trainer.mesh import local_of
 
 if TYPE_CHECKING:
     from trainer.groups import Alone

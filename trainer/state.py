@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.errors import TrainerError
 from trainer.folders import Folder, open_folder
+from trainer.mesh import local_of
 from trainer.publish import step_of
 
 if TYPE_CHECKING:
@@ -158,11 +159,6 @@ def fit(template: dict[str, Any], shards: dict[str, Any]) -> dict[str, Any]:
 def strip(state: dict[str, Any]) -> dict[str, Any]:
     """This rank's own part of each tensor: its counterpart in another group holds the same."""
     return {name: local_of(value) for name, value in state.items()}
-
-
-def local_of(value: Any) -> Any:  # noqa: ANN401
-    """This rank's part of a tensor that lies on a mesh; anything else as it is."""
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _keys(reader: Any) -> list[str]:  # noqa: ANN401

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainer.errors import TrainerError
+from trainer.mesh import local_of
 from trainer.state import cause
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _drawn(model: LanguageActionModel, module: nn.Module, name: str) -> list[Ten
     twin._parameters = {
         key: None
         if own is None
-        else nn.Parameter(torch.empty(own.shape, dtype=own.dtype, device=_local(own).device))
+        else nn.Parameter(torch.empty(own.shape, dtype=own.dtype, device=local_of(own).device))
         for key, own in module._parameters.items()
     }
     if ".lora_B." in name:  # an adapter begins as no change
@@ -101,17 +102,13 @@ def _drawn(model: LanguageActionModel, module: nn.Module, name: str) -> list[Ten
     return list(twin.parameters(recurse=False))
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _fill(parameter: nn.Parameter, value: Tensor) -> None:
     """This rank's part of `value`, which every rank holds: nothing is sent."""
     if isinstance(parameter, DTensor):
         value = distribute_tensor(
             value, parameter.device_mesh, parameter.placements, src_data_rank=None
         ).to_local()
-    _local(parameter).copy_(value)
+    local_of(parameter).copy_(value)
 
 
 def _read(model: LanguageActionModel, base: Path) -> None:

@@ -25,8 +25,10 @@ from .planning.model import (
 from .planning.problems import Problem
 from .planning.regions import REGIONS, Region
 from .planning.storage import (
+    LEAST_THROUGHPUT_MBPS,
     AssociationPlan,
     LustrePlan,
+    OpenZfsDeployment,
     OpenZfsPlan,
     ReadCache,
     capacity_neighbours,
@@ -65,6 +67,7 @@ def _region(name: str, seen: Deployment, wrong: list[Problem]) -> RegionPlan:
     lustre = tuple(_lustre(fs_name, fs, default, wrong) for fs_name, fs in seen.storage.lustre.items())
     home = seen.storage.home
     newer = known is None or known.openzfs_single_az_2
+    kind: OpenZfsDeployment = "SINGLE_AZ_HA_2" if newer else "SINGLE_AZ_HA_1"
     return RegionPlan(
         region=name,
         zones=zones,
@@ -74,8 +77,8 @@ def _region(name: str, seen: Deployment, wrong: list[Problem]) -> RegionPlan:
         lustre_grow_to={n: _grow_to(n, fs, wrong) for n, fs in seen.storage.lustre.items()},
         home=home and OpenZfsPlan(
             name="home", zone=home.zone or default, capacity_gib=home.capacity_gib,
-            deployment="SINGLE_AZ_HA_2" if newer else "SINGLE_AZ_HA_1",
-            throughput_mbps=home.throughput_mbps or (160 if newer else 128), backup_days=home.backup_days,
+            deployment=kind, backup_days=home.backup_days,
+            throughput_mbps=home.throughput_mbps or LEAST_THROUGHPUT_MBPS[kind],
         ),
         clusters=tuple(_cluster(n, c, seen, default) for n, c in seen.clusters.items()),
         warnings=warnings,

@@ -179,7 +179,7 @@ class Home(Section):
     zone: str | None = _field("never", "Zone id; default: the region's first zone.", None)
     capacity_gib: Amount = _field("live", "Size in GiB; only grows.", 1024)
     throughput_mbps: Amount | None = _field(
-        "live", "Throughput in MB/s; default: 160, or 128 where the region has the older type.", None
+        "live", "Throughput in MB/s; default: the least step of 128 or more that the region has.", None
     )
     backup_days: Amount = _field("live", "Days that daily backups are kept.", 7)
 

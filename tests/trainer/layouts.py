@@ -59,10 +59,11 @@ def gradients(model, batches: list, mesh=None) -> tuple[dict[str, torch.Tensor],
 
 def stepped(model, max_norm: float) -> tuple[dict[str, torch.Tensor], float, float]:
     """Weights after clipping and one AdamW step; the gradient norm before and after clipping."""
-    norm = float(parallel.clip_grad_norm_(model.parameters(), max_norm))
+    norm = parallel.gradient_norm(model.parameters())
+    parallel.clip_grads_with_norm_(model.parameters(), max_norm, norm)
     after = float(parallel.gradient_norm(model.parameters()))
     build_optimizer(model, OPTIMIZER).step()
-    return {plain(name): whole(p.detach()) for name, p in model.named_parameters()}, norm, after
+    return {plain(name): whole(p.detach()) for name, p in model.named_parameters()}, float(norm), after
 
 
 def built(layers: int | None, options: dict):

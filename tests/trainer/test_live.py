@@ -29,9 +29,8 @@ from trainer.resilience import Exit
 from trainer.synthesize import Scale, synthesize
 
 STEPS = 30
-SMALL = (
-    "micro_batch=2",
-)  # two micro-steps: their sum is the same to the bit in one process and in two groups
+# Two micro-steps: their sum is the same to the bit in one process and in two groups.
+SMALL = ("micro_batch=2",)
 STEP = r"^\[trainer\] step="
 HEARTBEAT_S = 1.0  # a group without one for so long is dead to the lighthouse
 STALL_S = 15.0  # of a survivor at most, on cores that others use, too

@@ -175,6 +175,17 @@ def test_numbers_that_explode_end_the_run_with_one_fatal_line(data, tmp_path):
     assert not list((tmp_path / "nan").glob("checkpoints/*")), "bad weights are not saved"
 
 
+def test_a_save_that_fails_meanwhile_does_not_hide_why_the_run_ended(data, tmp_path):
+    (tmp_path / "nan" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "nan" / "checkpoints" / "step-00000001").touch()  # no folder: the save after step 1 fails
+    settings = ("optimizer.lr=1e30", "checkpoint.every=1", "checkpoint.failures_allowed=0")
+    with Run(tmp_path / "nan", data, *settings, *ALONE, ranks=0) as run:
+        assert run.end() == Exit.FATAL, run.text()
+    assert run.lines("checkpoint_failed")
+    (told,) = run.lines("FATAL")
+    assert told.startswith("[trainer] FATAL reason=nan step=2 ")
+
+
 def test_checkpoints_in_s3_beside_forked_loader_workers(data, tmp_path):
     with s3_server("runs") as (url, _):
         for steps in (2, 3):

@@ -27,6 +27,11 @@ THROUGHPUT_MBPS: dict[str, tuple[int, ...]] = {
 """ThroughputCapacity by deployment. Source: FSx API, CreateFileSystemOpenZFSConfiguration, which
 lists the steps of SINGLE_AZ_1 and SINGLE_AZ_2 and gives the HA types the same range."""
 
+LEAST_THROUGHPUT_MBPS: dict[str, int] = {
+    kind: next(step for step in ladder if step >= 128) for kind, ladder in THROUGHPUT_MBPS.items()
+}
+"""What a file system gets that asks for nothing: the first step that serves a few dozen users' homes."""
+
 ADDRESSES: dict[str, int] = {"SINGLE_AZ_HA_2": 3, "SINGLE_AZ_HA_1": 3, "SINGLE_AZ_2": 1, "SINGLE_AZ_1": 1}
 """IPv4 addresses in the subnet: two servers and the floating one between them, or one server.
 Source: FSx for OpenZFS User Guide, "Availability and durability", table of file system resources."""

@@ -13,11 +13,13 @@ from .lustre import (
     tib_from_gib,
 )
 from .lustre_rules import check_lustre, quota_warnings
-from .openzfs import OpenZfsPlan, check_openzfs
+from .openzfs import LEAST_THROUGHPUT_MBPS, OpenZfsDeployment, OpenZfsPlan, check_openzfs
 
 __all__ = [
+    "LEAST_THROUGHPUT_MBPS",
     "AssociationPlan",
     "LustrePlan",
+    "OpenZfsDeployment",
     "OpenZfsPlan",
     "ReadCache",
     "automatic_metadata_iops",
