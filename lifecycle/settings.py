@@ -4,16 +4,41 @@ Standard library only; runs on the AMI's own Python (3.10 or later).
 """
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
-VERSION = 1
+VERSION = 2
 REDEPLOY = "deploy both from one commit"
-TOP = {"version", "platform", "cluster", "region", "orchestrator", "lustre", "home", "buckets", "groups"}
-GROUP = {"role", "instance_type", "partition", "efa_interfaces", "accelerators", "scratch"}
-LUSTRE = {"dns_name", "mount_name", "mount_path", "efa"}
-HOME = {"dns_name", "mount_path"}
-BUCKETS = {"datasets", "checkpoints", "lifecycle"}
+TOP = {
+    "version",
+    "platform",
+    "cluster",
+    "region",
+    "orchestrator",
+    "lustre",
+    "home",
+    "buckets",
+    "groups",
+    "nodes",
+}
+GROUP = {
+    "role", "instance_type", "partition", "efa_interfaces", "accelerators", "scratch", "vcpus", "gres",
+    "environment",
+}  # fmt: skip
+NODES = {"certificates", "ldap", "metrics", "logs", "containers", "health", "clock"}
+SECTIONS = {
+    "lustre": {"dns_name", "mount_name", "mount_path", "efa"},
+    "home": {"dns_name", "mount_path"},
+    "buckets": {"datasets", "checkpoints", "lifecycle"},
+    "nodes": NODES,
+    "nodes.certificates": {"files", "secret_arn"},
+    "nodes.ldap": {"uri", "base", "bind_dn", "bind_secret_arn"},
+    "nodes.metrics": {"url", "region", "auth", "secret_arn"},
+    "nodes.logs": {"to", "group", "host", "port", "tls"},
+    "nodes.health": {"xids"},
+}
+MAY_BE_NULL = {"lustre", "home", "nodes.ldap", "nodes.metrics", "nodes.logs"}
 
 
 class SettingsError(ValueError):
@@ -33,10 +58,12 @@ def load(path):
         found = settings.get("version") if isinstance(settings, dict) else type(settings).__name__
         raise SettingsError(f"{path}: version {found}, these steps know {VERSION}; {REDEPLOY}")
     _only(settings, TOP, path, "the file")
-    _only(settings["buckets"], BUCKETS, path, "buckets")
-    for name, allowed in (("lustre", LUSTRE), ("home", HOME)):
-        if settings[name] is not None:
-            _only(settings[name], allowed, path, name)
+    for where, allowed in SECTIONS.items():
+        section = settings
+        for part in where.split("."):
+            section = section[part]
+        if section is not None or where not in MAY_BE_NULL:
+            _only(section, allowed, path, where)
     if not isinstance(settings["groups"], dict):
         raise SettingsError(f"{path}: groups is {settings['groups']}, not a section; {REDEPLOY}")
     for name, group in settings["groups"].items():
@@ -74,22 +101,45 @@ def node_addresses():
     return found - {"127.0.0.1"}
 
 
+def facts_of(settings, resource_path):
+    """What this node is: its group's settings, all null when HyperPod lists it nowhere."""
+    try:
+        resource_config = json.loads(Path(resource_path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f"cannot be read ({error}); HyperPod writes it before this runs"
+        raise SettingsError(f"{resource_path}: {why}") from None
+    group = own_group(resource_config, node_addresses())
+    unknown = dict.fromkeys(GROUP)
+    return {"cluster": settings["cluster"], "group": group, **settings["groups"].get(group or "", unknown)}
+
+
+def assignments(prefix, value):
+    """Shell assignments: null is empty, true and a section are `yes`, a list is an array."""
+    if isinstance(value, dict):
+        yield f"{prefix}=yes"
+        for name, part in value.items():
+            yield from assignments(f"{prefix}_{name}", part)
+    elif isinstance(value, list):
+        yield f"{prefix}=({' '.join(shlex.quote(str(part)) for part in value)})"
+    else:
+        text = "yes" if value is True else "" if value is None or value is False else str(value)
+        yield f"{prefix}={shlex.quote(text)}"
+
+
 def main(arguments):
-    """Print this node's own settings as one JSON line."""
-    settings_path, resource_path = arguments
+    """`node SETTINGS RESOURCE_CONFIG` prints this node's facts as JSON, `shell SETTINGS NODE` assignments."""
+    command, settings_path, other = arguments
     try:
         settings = load(settings_path)
-        resource_config = json.loads(Path(resource_path).read_text(encoding="utf-8"))
+        if command == "node":
+            print(json.dumps(facts_of(settings, other), sort_keys=True))
+            return 0
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 1
-    except (OSError, ValueError) as error:
-        why = f"cannot be read ({error}); HyperPod writes it before this runs"
-        print(f"{resource_path}: {why}", file=sys.stderr)
-        return 1
-    group = own_group(resource_config, node_addresses())
-    facts = {"cluster": settings["cluster"], "group": group, **settings["groups"].get(group or "", {})}
-    print(json.dumps(facts, sort_keys=True))
+    del settings["groups"]  # whose names are no shell names; this node's own is in `node`
+    node = json.loads(Path(other).read_text(encoding="utf-8"))
+    print("\n".join([*assignments("settings", settings), *assignments("node", node)]))
     return 0
 
 

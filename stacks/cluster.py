@@ -10,6 +10,7 @@ from constructs import Construct
 from trainshed.cluster_logs import ClusterLogs
 from trainshed.hyperpod import HyperPodCluster, Mount
 from trainshed.lifecycle import LifecycleScripts
+from trainshed.node_services import NodeLogs, workspace_arn
 from trainshed.planning.model import ClusterPlan, NodeRole, PlatformPlan, RegionPlan
 from trainshed.roles import NodeExecutionRole
 from trainshed.settings import settings_of
@@ -33,6 +34,7 @@ class ClusterStack(RegionStack):
         name = f"{platform.name}-{cluster.name}"
         lustre = storage.lustre.get(cluster.lustre or "")
         home = storage.home if cluster.home else None
+        logs = NodeLogs(self, "NodeLogs", cluster_name=name, plan=cluster, key=network.key)
         mounts: list[Mount] = []
         if lustre:
             mounts.append(Mount(dns_name=lustre.dns_name, mount_name=lustre.mount_name, mount_path="/fsx"))
@@ -46,9 +48,10 @@ class ClusterStack(RegionStack):
             folder=str(LIFECYCLE),
             entry="on_init_complete.sh",
             key=network.key,
+            site=cluster.nodes.site,
             settings=settings_of(
                 platform=platform.name, region=plan.region, cluster=cluster, mounts=mounts,
-                lustre_efa=bool(lustre and lustre.plan.efa),
+                lustre_efa=bool(lustre and lustre.plan.efa), log_group=logs.name,
                 buckets={
                     "datasets": storage.datasets.bucket_name,
                     "checkpoints": storage.checkpoints.bucket_name,
@@ -62,7 +65,7 @@ class ClusterStack(RegionStack):
                 self, f"{role.title()}Role", node_role=role, cluster_name=name, prefix=cluster.name,
                 security_group=network.efa.security_group, lifecycle_bucket=storage.lifecycle,
                 key=network.key, datasets=storage.datasets, checkpoints=storage.checkpoints,
-                secret_arn=cluster.accounting and cluster.accounting.secret_arn,
+                secrets=cluster.secrets(role), workspace_arn=workspace_arn(self, cluster.nodes.metrics),
                 watches_alarms=any(g.watches_alarms for g in cluster.groups if g.role == role),
             ).role_arn
             for role in kinds

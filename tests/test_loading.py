@@ -48,6 +48,7 @@ VPC = {
         },
     ],
 }
+SECRET = "arn:aws:secretsmanager:us-east-2:123456789012:secret:db"
 # Every field of the schema, so that each can be misspelt and given nonsense.
 FULL = {
     "version": 1,
@@ -112,7 +113,7 @@ FULL = {
                 "kind": "slurm",
                 "accounting": {
                     "endpoint": "db.example.org",
-                    "secret_arn": "arn:aws:secretsmanager:us-east-2:123456789012:secret:db",
+                    "secret_arn": SECRET,
                     "port": 3306,
                     "database": "slurm",
                 },
@@ -122,6 +123,25 @@ FULL = {
             "node_recovery": True,
             "continuous_provisioning": True,
             "log_retention_days": 30,
+            "nodes": {
+                "site": "site",
+                "certificates_secret_arn": SECRET,
+                "ldap": {
+                    "uri": "ldaps://ldap.example.org",
+                    "base": "dc=example,dc=org",
+                    "bind_dn": "cn=nodes,dc=example,dc=org",
+                    "bind_secret_arn": SECRET,
+                },
+                "metrics": {
+                    "url": "https://metrics.example.org/write",
+                    "auth": "basic",
+                    "secret_arn": SECRET,
+                },
+                "logs": {"to": "syslog", "host": "logs.example.org", "port": 6514, "tls": True},
+                "containers": False,
+                "clock": ["time.example.org"],
+                "xids": {"63": "drain"},
+            },
             "groups": {
                 "p5": {
                     "role": "worker",

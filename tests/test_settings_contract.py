@@ -18,6 +18,7 @@ from tests.support import ROOT, only
 from trainshed.hyperpod import Mount
 from trainshed.lifecycle import SETTINGS_VERSION
 from trainshed.planning.model import ClusterPlan, InstanceGroupPlan
+from trainshed.planning.nodes import Directory, LogDestination, MetricsDestination, NodeServices
 from trainshed.settings import settings_of
 
 LIFECYCLE = ROOT / "lifecycle"
@@ -33,12 +34,18 @@ def node():
     return module
 
 
+def files(folder: Path) -> set[str]:
+    """What lies in a folder, but for Python's own leavings."""
+    found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+    return {p.as_posix() for p in found if "__pycache__" not in p.parts}
+
+
 def uploaded(assembly, stack: str, folder: Path) -> Path:
     """What the upload leaves in the bucket's folder, deploy-time values filled in."""
     properties = only(assembly.templates[stack], "Custom::CDKBucketDeployment")[1]["Properties"]
     for key, markers in zip(properties["SourceObjectKeys"], properties["SourceMarkers"], strict=True):
         shutil.copytree(assembly.asset(key), folder, dirs_exist_ok=True)
-        for path in folder.iterdir():
+        for path in (p for p in folder.rglob("*") if p.is_file()):
             text = path.read_text(encoding="utf-8")
             for number, marker in enumerate(markers):
                 text = text.replace(marker, f"value-{number}")
@@ -58,9 +65,7 @@ def test_what_cdk_uploads_the_node_reads(node, assembly, tmp_path, example: str)
     made = assembly(example)
     stack = EXAMPLES[example]
     folder = uploaded(made, stack, tmp_path / "train")
-    assert {p.name for p in LIFECYCLE.iterdir() if p.is_file()} | {"settings.json"} == {
-        p.name for p in folder.iterdir()
-    }
+    assert files(LIFECYCLE) | {"settings.json"} == files(folder)
     text = (folder / "settings.json").read_text(encoding="utf-8")
     assert "Token[" not in text
     assert "<<marker" not in text
@@ -87,12 +92,19 @@ GROUP = InstanceGroupPlan(
     name="cpu", role="worker", instance_types=("ml.m5.4xlarge",), count=1, grow_to=1, zone="use2-az1",
     claim="c", path="p", partition="cpu", scratch_gb=100,
 )  # fmt: skip
+SERVICES = NodeServices(
+    ldap=Directory(uri="ldaps://directory", base="dc=example"),
+    metrics=MetricsDestination(url="https://metrics/write", auth="none"),
+    logs=LogDestination(to="syslog", host="logs"),
+)
 LUSTRE = Mount(dns_name="fs-1.fsx", mount_name="abcdefgh", mount_path="/fsx")
 HOME = Mount(dns_name="fs-2.fsx", mount_path="/home")
 
 
 def written(mounts=(LUSTRE, HOME), **more: object) -> dict[str, object]:
-    cluster = ClusterPlan(name="train", orchestrator="slurm", groups=(GROUP,), path="clusters.train")
+    cluster = ClusterPlan(
+        name="train", orchestrator="slurm", groups=(GROUP,), path="clusters.train", nodes=SERVICES
+    )
     buckets = {"datasets": "d", "checkpoints": "c", "lifecycle": "l"}
     settings = settings_of(
         platform="fleet", region="us-east-2", cluster=cluster, mounts=mounts, lustre_efa=True, buckets=buckets
@@ -132,7 +144,10 @@ def changed(path: str, value: object) -> dict[str, object]:
     return settings
 
 
-TOP = ("version", "platform", "cluster", "region", "orchestrator", "lustre", "home", "buckets", "groups")
+TOP = (
+    "version", "platform", "cluster", "region", "orchestrator", "lustre", "home", "buckets", "groups",
+    "nodes",
+)  # fmt: skip
 INSIDE = (
     "lustre.efa",
     "home.dns_name",
@@ -140,6 +155,12 @@ INSIDE = (
     "groups.cpu.role",
     "groups.cpu.scratch",
     "groups.cpu.partition",
+    "groups.cpu.environment",
+    "nodes.ldap",
+    "nodes.certificates.files",
+    "nodes.metrics.auth",
+    "nodes.logs.tls",
+    "nodes.health.xids",
 )
 
 
@@ -149,7 +170,15 @@ INSIDE = (
         *(pytest.param(without(path), id=f"without {path}") for path in (*TOP, *INSIDE)),
         *(
             pytest.param(changed(path, 1), id=f"unknown {path}")
-            for path in ("new", "lustre.new", "home.new", "buckets.new", "groups.cpu.new")
+            for path in (
+                "new",
+                "lustre.new",
+                "home.new",
+                "buckets.new",
+                "groups.cpu.new",
+                "nodes.new",
+                "nodes.logs.new",
+            )
         ),
         *(
             pytest.param(changed("version", v), id=f"version {v}")
@@ -157,11 +186,11 @@ INSIDE = (
         ),
         *(
             pytest.param(changed(path, []), id=f"{path} a list")
-            for path in ("buckets", "groups", "groups.cpu", "lustre")
+            for path in ("buckets", "groups", "groups.cpu", "lustre", "nodes", "nodes.metrics")
         ),
         *(
             pytest.param(changed(path, None), id=f"{path} null")
-            for path in ("buckets", "groups", "groups.cpu")
+            for path in ("buckets", "groups", "groups.cpu", "nodes", "nodes.health")
         ),
         pytest.param([], id="a list"),
         pytest.param("text", id="a text"),
@@ -175,7 +204,7 @@ def test_what_it_does_not_know_is_refused_in_one_line(node, tmp_path, settings, 
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "deploy" in str(caught.value), "what to do"
-    assert node.main([str(path), str(save(tmp_path / "resource_config.json", {}))]) == 1
+    assert node.main(["node", str(path), str(save(tmp_path / "resource_config.json", {}))]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [str(caught.value)]
@@ -242,73 +271,6 @@ def test_a_node_knows_its_own_addresses(node, tmp_path, monkeypatch):
     assert node.node_addresses() == {"10.16.0.9", "172.17.0.1"}
 
 
-class Machine:
-    """A folder that stands for a node: scripts, settings, HyperPod's resource_config.json and a log."""
-
-    def __init__(self, root: Path) -> None:
-        self.scripts = root / "scripts"
-        shutil.copytree(LIFECYCLE, self.scripts, ignore=shutil.ignore_patterns("__pycache__"))
-        self.settings = save(self.scripts / "settings.json", written())
-        self.config = root / "resource_config.json"
-        self.log = root / "log" / "provision" / "provisioning.log"
-
-    def run(self) -> subprocess.CompletedProcess[str]:
-        environment = [
-            f"PATH={Path(sys.executable).parent}:/usr/bin:/bin",
-            f"TRAINSHED_LOG={self.log}",
-            f"SAGEMAKER_RESOURCE_CONFIG_PATH={self.config}",
-        ]
-        command = ["/usr/bin/env", "-i", *environment, "bash", str(self.scripts / "on_init_complete.sh")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-
-    def lines(self) -> list[str]:
-        return self.log.read_text(encoding="utf-8").splitlines()
-
-
-@pytest.fixture
-def machine(tmp_path, node):
-    made = Machine(tmp_path)
-    addresses = sorted(node.node_addresses())
-    instances = [{"InstanceName": "cpu-1", "CustomerIpAddress": a} for a in addresses]
-    save(
-        made.config,
-        {"InstanceGroups": [{"Name": "idle", "Instances": []}, {"Name": "cpu", "Instances": instances}]},
-    )
-    made.group = "cpu" if addresses else None
-    return made
-
-
-def test_a_node_comes_up_and_comes_up_again(machine):
-    for times in (1, 2):
-        done = machine.run()
-        assert done.returncode == 0, done.stdout + done.stderr
-        lines = machine.lines()
-        assert sum(line.endswith(" trainshed: done") for line in lines) == times
-        facts = json.loads(
-            next(line for line in lines if "node settings:" in line).split("node settings: ")[1]
-        )
-        assert facts["cluster"] == "train"
-        assert facts["group"] == machine.group
-    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ trainshed: ", line) for line in machine.lines())
-
-
-def test_a_cluster_without_instances_comes_up(machine):
-    save(machine.config, {"InstanceGroups": [{"Name": "cpu", "Instances": []}]})
-    assert machine.run().returncode == 0
-    assert '"group": null' in "\n".join(machine.lines())
-
-
-@pytest.mark.parametrize("missing", ["settings", "config"])
-def test_a_node_stops_with_a_clear_line(machine, missing: str):
-    path: Path = getattr(machine, missing)
-    path.unlink()
-    assert machine.run().returncode == 1
-    lines = machine.lines()
-    assert [line for line in lines if str(path) in line and "cannot be read" in line] == lines[:1]
-    assert [line for line in lines if "FAILED" in line] == lines[1:]
-    assert "Traceback" not in "\n".join(lines)
-
-
 @pytest.mark.parametrize("path", sorted(LIFECYCLE.glob("**/*.py")), ids=lambda p: p.name)
 def test_steps_need_the_standard_library_alone(path: Path):
     """C7: nothing is installed with pip at boot; the AMI's Python must do, so 3.10's grammar."""
@@ -355,5 +317,5 @@ def test_scripts_stop_at_the_first_error(path: Path):
     """C13: run, not sourced: nothing returns from outside a function."""
     text = path.read_text(encoding="utf-8")
     assert text.startswith("#!/usr/bin/env bash\n")
-    assert "set -euo pipefail" in text
+    assert "set -euo pipefail" in text or '. "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"\n' in text
     assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0

@@ -7,7 +7,7 @@ from decimal import Decimal
 from ipaddress import IPv4Network
 from math import ceil
 
-from .deployment import Cluster, Deployment, ExistingVpc, Group, Lustre, PatchingEntry, RegionEntry
+from .deployment import Cluster, Deployment, ExistingVpc, Group, Lustre, Nodes, PatchingEntry, RegionEntry
 from .planning.addressing import check_pool
 from .planning.demand import group_claim
 from .planning.model import (
@@ -22,6 +22,7 @@ from .planning.model import (
     RegionPlan,
     RollingUpdate,
 )
+from .planning.nodes import Directory, LogDestination, MetricsDestination, NodeServices
 from .planning.problems import Problem
 from .planning.regions import REGIONS, Region
 from .planning.storage import (
@@ -103,7 +104,7 @@ def _network(seen: Deployment, entry: RegionEntry, region: str, wrong: list[Prob
     wrong += refused
     return NetworkPlan(
         egress=seen.network.egress,
-        egress_ports=tuple(dict.fromkeys((*seen.network.egress_ports, *_database_ports(seen)))),
+        egress_ports=tuple(dict.fromkeys((*seen.network.egress_ports, *_ports_out(seen)))),
         endpoints=seen.network.endpoints,
         flow_log_retention_days=seen.network.flow_log_retention_days,
         block_quota=seen.network.block_quota,
@@ -152,10 +153,23 @@ def _check_given(
         yield Problem(f"{path}.free", str(subnet.free), f"0 to {most}, all that {net} holds", "lower it")
 
 
-def _database_ports(seen: Deployment) -> list[int]:
-    """Where controllers must get out to besides: an accounting database lies outside their security group."""
-    databases = [cluster.orchestrator.accounting for cluster in seen.clusters.values()]
-    return [database.port for database in databases if database]
+def _ports_out(seen: Deployment) -> Iterator[int]:
+    """TCP ports nodes need besides: what they are told to talk to lies outside their security group."""
+    for cluster in seen.clusters.values():
+        if cluster.orchestrator.accounting:
+            yield cluster.orchestrator.accounting.port
+        if cluster.nodes.logs and cluster.nodes.logs.to == "syslog":
+            yield cluster.nodes.logs.port
+        for url in (
+            cluster.nodes.ldap and cluster.nodes.ldap.uri,
+            cluster.nodes.metrics and cluster.nodes.metrics.url,
+        ):
+            if url:
+                scheme, _, rest = url.partition("://")
+                port = rest.partition("/")[0].rpartition(":")[2]
+                yield (
+                    int(port) if port.isdigit() else {"http": 80, "ldap": 389, "ldaps": 636}.get(scheme, 443)
+                )
 
 
 def _gib(tib: Decimal, path: str, wrong: list[Problem]) -> int:
@@ -228,6 +242,20 @@ def _cluster(name: str, cluster: Cluster, seen: Deployment, default: str) -> Clu
         node_recovery=cluster.node_recovery,
         log_retention_days=cluster.log_retention_days,
         accounting=accounting and AccountingDatabase(**accounting.model_dump()),
+        nodes=_nodes(cluster.nodes),
+    )
+
+
+def _nodes(entry: Nodes) -> NodeServices:
+    return NodeServices(
+        site=entry.site,
+        certificates_secret_arn=entry.certificates_secret_arn,
+        ldap=entry.ldap and Directory(**entry.ldap.model_dump()),
+        metrics=entry.metrics and MetricsDestination(**entry.metrics.model_dump()),
+        logs=entry.logs and LogDestination(**entry.logs.model_dump()),
+        containers=entry.containers,
+        clock=entry.clock,
+        xids=dict(entry.xids),
     )
 
 

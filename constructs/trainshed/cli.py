@@ -1,4 +1,4 @@
-"""`trainshed`: what a deployment file plans and what changing it does. It asks AWS nothing, needs no Node.
+"""`trainshed`: what a deployment file plans and what changing it does. Needs no Node; only `mirror` asks AWS.
 
 Exit codes: 0 done, 2 refused (one `error:` line a problem), 3 a change that AWS would not make, 130
 interrupted.
@@ -40,6 +40,9 @@ class Arguments(argparse.Namespace):
     prune: bool
     against: Path | None
     check: Path | None
+    manifest: Path
+    offline: Path | None
+    pin: bool
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +122,26 @@ def _parser() -> argparse.ArgumentParser:
         )
     instances = command("instances", _instances, "Print the instance table.")
     instances.add_argument("--json", action="store_true", help="JSON instead of text")
+    mirror = command("mirror", _mirror, "Put the programs that nodes install into each region's bucket.")
+    mirror.add_argument("file", type=Path, metavar="FILE", help="the deployment file")
+    mirror.add_argument("--regions", metavar="A,B", help="regions that replace the file's own list")
+    mirror.add_argument(
+        "--manifest", type=Path, default=Path("lifecycle/mirror.json"), metavar="JSON", help="what there is"
+    )
+    mirror.add_argument("--from", dest="offline", type=Path, metavar="FOLDER", help="files fetched already")
+    mirror.add_argument("--pin", action="store_true", help="write digests that the manifest lacks into it")
     return parser
+
+
+def _mirror(args: Arguments) -> int:
+    from .loading import load
+    from .operations.mirror import mirror
+
+    for line in mirror(
+        load(args.file, regions=args.regions).plan, args.manifest, offline=args.offline, pin=args.pin
+    ):
+        print(line, flush=True)
+    return 0
 
 
 def _plan(args: Arguments) -> int:

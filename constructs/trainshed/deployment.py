@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, TypeGuard, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .planning.nodes import TIME_SERVICE
+
 Update = Literal["live", "rolling", "replaces nodes", "never"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", min_length=1, max_length=20)]
@@ -27,6 +29,7 @@ Days = Annotated[int, Field(strict=True, ge=1, le=3650)]
 TagKey = Annotated[str, Field(pattern=r"^[\w .:/=+@-]+$", max_length=128)]
 TagValue = Annotated[str, Field(pattern=r"^[\w .:/=+@-]*$", max_length=256)]
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_SECRET_ARN = r"^arn:aws[a-z-]*:secretsmanager:\S+$"  # noqa: S105 (a pattern)
 Event = Literal["NEW", "CHANGED", "DELETED"]
 Retention = Literal[
     1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653
@@ -196,9 +199,7 @@ class Accounting(Section):
     """An external MySQL-compatible database for slurmdbd."""
 
     endpoint: str = _field("live", "Host name.", max_length=255, pattern=rf"^{_LABEL}(\.{_LABEL})*$")
-    secret_arn: str = _field(
-        "live", "Secrets Manager secret with the credentials.", pattern=r"^arn:aws[a-z-]*:secretsmanager:\S+$"
-    )
+    secret_arn: str = _field("live", "Secrets Manager secret with the credentials.", pattern=_SECRET_ARN)
     port: Whole = _field("live", "TCP port.", 3306, ge=1, le=65535)
     database: str = _field("live", "Schema name.", "slurm_acct_db", pattern=r"^[a-zA-Z0-9$_]{1,64}$")
 
@@ -282,6 +283,68 @@ class Group(Section):
     )
 
 
+class Ldap(Section):
+    """A directory that nodes take their users from, through sssd."""
+
+    uri: str = _field("live", "Its address.", max_length=255, pattern=r"^ldaps?://[\w.:-]+/?$")
+    base: str = _field("live", "Search base.", max_length=255, pattern=r"^[\w .=,-]+$")
+    bind_dn: str | None = _field("live", "Who asks; default: anybody.", None, pattern=r"^[\w .=,-]+$")
+    bind_secret_arn: str | None = _field(
+        "live", "Secret with that one's password as text.", None, pattern=_SECRET_ARN
+    )
+
+
+class Metrics(Section):
+    """Where each node's collector writes its metrics."""
+
+    url: str = _field("live", "Remote-write URL.", max_length=500, pattern=r"^https?://[^\s'\"]+$")
+    auth: Literal["sigv4", "basic", "mtls", "none"] = _field(
+        "live", "How it proves itself; sigv4: AMP.", "sigv4"
+    )
+    secret_arn: str | None = _field(
+        "live",
+        "Secret with JSON: username and password for basic, certificate and key for mtls.",
+        None,
+        pattern=_SECRET_ARN,
+    )
+
+
+class Logs(Section):
+    """Where nodes ship Slurm's logs and their own."""
+
+    to: Literal["cloudwatch", "syslog"] = _field("live", "CloudWatch, or a syslog server of the firm's.")
+    host: str | None = _field(
+        "live", "The syslog server.", None, max_length=255, pattern=rf"^{_LABEL}(\.{_LABEL})*$"
+    )
+    port: Whole = _field("live", "Its TCP port.", 6514, ge=1, le=65535)
+    tls: Flag = _field("live", "Encrypt, and check its certificate.", True)
+
+
+class Nodes(Section):
+    """What the lifecycle steps set up on every node. Changes reach new nodes, and old ones by a re-run."""
+
+    site: str | None = _field(
+        "live",
+        "Folder beside this file with certificates/, packages/, pre.d/, post.d/ and users.csv of your own.",
+        None,
+        max_length=255,
+        pattern=r"^[\w ./-]+$",
+    )
+    certificates_secret_arn: str | None = _field(
+        "live", "Secret with PEM certificate authorities that nodes trust.", None, pattern=_SECRET_ARN
+    )
+    ldap: Ldap | None = _field("live", "Directory of users; default: users.csv of the site folder.", None)
+    metrics: Metrics | None = _field("live", "Metrics; default: none are collected.", None)
+    logs: Logs | None = _field("live", "Log shipping beyond HyperPod's own log of provisioning.", None)
+    containers: Flag = _field("live", "Put Docker's and Enroot's layers on the local disks.", True)
+    clock: tuple[Annotated[str, Field(pattern=r"^[\w.:-]+$")], ...] = _field(
+        "live", "Time servers.", (TIME_SERVICE,), min_length=1
+    )
+    xids: dict[
+        Annotated[str, Field(pattern=r"^[0-9]{1,4}$")], Literal["replace", "reboot", "drain", "none"]
+    ] = _field("live", "What an XID of an NVIDIA GPU leads to, where it is not docs/xids.md's default.", dict)
+
+
 class Cluster(Section):
     """A HyperPod cluster."""
 
@@ -291,6 +354,7 @@ class Cluster(Section):
     node_recovery: Flag = _field("live", "Let HyperPod replace faulty nodes.", True)
     continuous_provisioning: Flag = _field("never", "Start with the nodes that are there.", True)
     log_retention_days: Retention = _field("live", "How long the nodes' logs are kept, in days.", 90)
+    nodes: Nodes = _field("live", "What runs on nodes besides Slurm.", Nodes)
     groups: dict[GroupName, Group] = _field("live", "Instance groups by name.", min_length=1, max_length=100)
 
 

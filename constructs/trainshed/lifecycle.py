@@ -12,7 +12,7 @@ from constructs import Construct
 
 from .function_role import FunctionRole
 
-SETTINGS_VERSION = 1
+SETTINGS_VERSION = 2
 
 
 class LifecycleScripts(Construct):
@@ -24,6 +24,7 @@ class LifecycleScripts(Construct):
         folder: the scripts.
         entry: the file HyperPod runs.
         settings: the contract with the node (docs/contracts.md); may hold deploy-time values.
+        site: a folder of the operator's own files, uploaded as `site/`.
         key: encrypts the upload's logs.
     """
 
@@ -38,6 +39,7 @@ class LifecycleScripts(Construct):
         entry: str,
         settings: Mapping[str, object],
         key: kms.IKey,
+        site: str | None = None,
     ) -> None:
         super().__init__(scope, construct_id)
         self.entry = entry
@@ -57,4 +59,18 @@ class LifecycleScripts(Construct):
             memory_limit=512,
             role=identity.role,
             log_group=identity.log_group,
+            exclude=["site/*"] if site else None,
         )
+        if site:
+            # The other upload must not take it for something left over, and nodes wait for both.
+            own = deployment.BucketDeployment(
+                self,
+                "Site",
+                sources=[deployment.Source.asset(site)],
+                destination_bucket=bucket,
+                destination_key_prefix=f"{prefix}/site/",
+                memory_limit=512,
+                role=identity.role,
+                log_group=identity.log_group,
+            )
+            self.upload.node.add_dependency(own)

@@ -17,6 +17,7 @@ from .planning.plan import plan_platform
 from .planning.problems import PlanError, Problem, either, raise_if
 from .planning.suggest import did_you_mean
 from .reading import read_value, read_yaml
+from .site import with_sites
 from .validating import fields_at, shown, validate
 
 _REGIONAL = ("network", "storage", "clusters")
@@ -56,7 +57,8 @@ def load(
     seen = _by_region(raw, regions, flags)
     lock_path = lock_path or path.with_name(f"{path.stem}.lock.yaml")
     locks = read_lock(lock_path)
-    return Loaded(plan=_planned(seen, locks), seen=seen, locks=locks, lock_path=lock_path)
+    plan = with_sites(_planned(seen, locks), path.parent)
+    return Loaded(plan=plan, seen=seen, locks=locks, lock_path=lock_path)
 
 
 def _planned(seen: dict[str, Deployment], locks: Mapping[str, AddressLock]) -> PlatformPlan:

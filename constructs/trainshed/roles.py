@@ -18,6 +18,9 @@ from constructs import Construct
 from .planning.model import NodeRole
 from .principals import service
 
+MIRROR = "mirror"
+"""Prefix of the lifecycle bucket under which `trainshed mirror` puts programs, for all clusters."""
+
 CREATE_INTERFACES = (
     "ec2:CreateNetworkInterface",
     "ec2:CreateNetworkInterfacePermission",
@@ -58,7 +61,8 @@ class NodeExecutionRole(Construct):
         key: decrypts scripts and data.
         datasets: readable from login and worker nodes.
         checkpoints: written by worker nodes, readable from login nodes.
-        secret_arn: accounting credentials, for the controller.
+        secrets: what nodes of this kind read, by ARN.
+        workspace_arn: the AMP workspace that nodes write metrics to.
         watches_alarms: scheduled updates with rollback need to read alarms.
     """
 
@@ -75,14 +79,15 @@ class NodeExecutionRole(Construct):
         key: kms.IKey,
         datasets: s3.IBucket,
         checkpoints: s3.IBucket,
-        secret_arn: str | None = None,
+        secrets: Sequence[str] = (),
+        workspace_arn: str | None = None,
         watches_alarms: bool = False,
     ) -> None:
         super().__init__(scope, construct_id)
         statements = [
             *_everywhere(cdk.Stack.of(self), cluster_name, security_group.security_group_id),
             _list(lifecycle_bucket, prefix),
-            _read(lifecycle_bucket, prefix),
+            _read(lifecycle_bucket, prefix, MIRROR),
             _use_key(key, write=node_role == "worker"),
         ]
         if node_role != "controller":
@@ -90,8 +95,10 @@ class NodeExecutionRole(Construct):
         if node_role == "worker":
             write = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
             statements.append(_allow(write, [checkpoints.arn_for_objects("*")]))
-        if node_role == "controller" and secret_arn:
-            statements.append(_allow(["secretsmanager:GetSecretValue"], [secret_arn]))
+        if secrets:
+            statements.append(_allow(["secretsmanager:GetSecretValue"], secrets))
+        if workspace_arn:
+            statements.append(_allow(["aps:RemoteWrite"], [workspace_arn]))
         if watches_alarms:
             statements.append(_allow(["cloudwatch:DescribeAlarms"], ["*"]))
         document = iam.PolicyDocument.from_json({"Version": "2012-10-17", "Statement": statements})
@@ -136,8 +143,9 @@ def _list(bucket: s3.IBucket, prefix: str | None = None) -> dict[str, object]:
     return _allow(["s3:ListBucket"], [bucket.bucket_arn], conditions)
 
 
-def _read(bucket: s3.IBucket, prefix: str | None = None) -> dict[str, object]:
-    return _allow(["s3:GetObject"], [bucket.arn_for_objects(f"{prefix}/*" if prefix else "*")])
+def _read(bucket: s3.IBucket, *prefixes: str) -> dict[str, object]:
+    places = [f"{prefix}/*" for prefix in prefixes] or ["*"]
+    return _allow(["s3:GetObject"], [bucket.arn_for_objects(place) for place in places])
 
 
 def _use_key(key: kms.IKey, *, write: bool) -> dict[str, object]:

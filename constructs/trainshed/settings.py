@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from .hyperpod import Mount
 from .planning.instances import INSTANCE_TYPES
+from .planning.job_environment import gres, job_environment
 from .planning.model import ClusterPlan, InstanceGroupPlan
+from .planning.nodes import NodeServices
 
 
 def settings_of(
     *, platform: str, region: str, cluster: ClusterPlan, mounts: Sequence[Mount], lustre_efa: bool,
-    buckets: Mapping[str, str],
+    buckets: Mapping[str, str], log_group: str | None = None,
 ) -> dict[str, object]:  # fmt: skip
-    """The settings of one cluster's nodes; the version is added by `LifecycleScripts`."""
+    """The settings of one cluster's nodes; the version is added by `LifecycleScripts`.
+
+    `log_group` is the CloudWatch log group that nodes ship to, where they do.
+    """
     lustre = next((m for m in mounts if m.mount_name), None)
     home = next((m for m in mounts if not m.mount_name), None)
     return {
@@ -30,6 +36,7 @@ def settings_of(
         "home": home and {"dns_name": home.dns_name, "mount_path": home.mount_path},
         "buckets": dict(buckets),
         "groups": {group.name: _group(cluster, group) for group in cluster.groups},
+        "nodes": _nodes(cluster.nodes, log_group=log_group),
     }  # fmt: skip
 
 
@@ -42,4 +49,25 @@ def _group(cluster: ClusterPlan, group: InstanceGroupPlan) -> dict[str, object]:
         "efa_interfaces": kind.efa_interfaces,
         "accelerators": kind.accelerators,
         "scratch": kind.nvme_mount(cluster.orchestrator) or ("/opt/sagemaker" if group.scratch_gb else None),
+        "vcpus": kind.vcpus // (2 if group.threads_per_core == 1 else 1),
+        "gres": gres(kind),
+        "environment": job_environment(kind),
     }
+
+
+def _nodes(nodes: NodeServices, *, log_group: str | None) -> dict[str, object]:
+    metrics = nodes.metrics
+    return {
+        "certificates": {"files": list(nodes.certificates), "secret_arn": nodes.certificates_secret_arn},
+        "ldap": asdict(nodes.ldap) if nodes.ldap else None,
+        "metrics": metrics and {
+            "url": metrics.url,
+            "region": metrics.workspace[0] if metrics.workspace else None,
+            "auth": metrics.auth,
+            "secret_arn": metrics.secret_arn,
+        },
+        "logs": {**asdict(nodes.logs), "group": log_group} if nodes.logs else None,
+        "containers": nodes.containers,
+        "health": {"xids": dict(nodes.xids)},
+        "clock": list(nodes.clock),
+    }  # fmt: skip

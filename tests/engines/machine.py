@@ -1,6 +1,6 @@
 """What engine tests need of the machine: system packages, Debian trees, and whether namespaces may be made.
 
-Everything lands in `build/roots`, is built once and shared by test processes; a reason is given where it cannot.
+Trees land in `build/roots`, are built once and shared by test processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def privileges() -> str | None:
 
 
 def need(**programs: str) -> None:
-    """Install the packages of programs that are missing (`need(mmdebstrap="mmdebstrap")`); skip with the reason."""
+    """Install the packages of missing programs (`need(mmdebstrap="mmdebstrap")`); skip with the reason."""
     reason = privileges() or _install(
         {package for name, package in programs.items() if not shutil.which(name)}
     )

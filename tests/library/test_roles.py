@@ -136,11 +136,11 @@ def test_s3_is_our_buckets_alone(statements):
                 assert buckets_in([resource]), resource
 
 
-def test_scripts_can_be_read_in_this_clusters_folder_alone(statements):
+def test_scripts_and_the_mirror_can_be_read_and_no_other_folder(statements):
     """C10."""
     lifecycle = [r for r in resources_for(statements, "s3:GetObject") if "Lifecycle" in buckets_in([r])]
     assert lifecycle
-    assert all("/train/*" in shown(r) for r in lifecycle)
+    assert all("/train/*" in shown(r) or "/mirror/*" in shown(r) for r in lifecycle)
     listing = [
         s for s in allowed(statements, "s3:ListBucket") if "Lifecycle" in buckets_in(listed(s["Resource"]))
     ]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from .instances import EXCLUDED, INSTANCE_TYPES
 from .model import ClusterPlan, InstanceGroupPlan, RegionPlan
+from .nodes import check_nodes
 from .problems import Problem
 from .regions import REGIONS, offering
 from .suggest import did_you_mean
@@ -24,6 +25,7 @@ def check_cluster(region: RegionPlan, cluster: ClusterPlan) -> list[Problem]:
     """Everything about one cluster that CreateCluster, or a night, would refuse."""
     problems = [p for group in cluster.groups for p in _check_group(region, cluster, group)]
     problems += _check_roles(cluster)
+    problems += check_nodes(cluster.nodes, path=f"{cluster.path}.nodes")
     if cluster.name in STACKS:
         problems.append(Problem(
             path=cluster.path, given=cluster.name,

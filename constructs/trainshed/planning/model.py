@@ -11,6 +11,7 @@ from ipaddress import IPv4Network
 from typing import Literal
 
 from .instances import INSTANCE_TYPES, InterfaceType, Orchestrator
+from .nodes import NodeServices
 from .storage import LustrePlan, OpenZfsPlan
 
 Purpose = Literal["nodes", "storage", "endpoints", "public"]
@@ -205,6 +206,12 @@ class ClusterPlan:
     node_recovery: bool = True
     log_retention_days: int = 90
     accounting: AccountingDatabase | None = None
+    nodes: NodeServices = field(default_factory=NodeServices)
+
+    def secrets(self, role: NodeRole) -> tuple[str, ...]:
+        """ARNs of the secrets that nodes of a role read."""
+        own = (self.accounting.secret_arn,) if self.accounting and role == "controller" else ()
+        return (*own, *self.nodes.secrets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,367 @@
+"""The whole lifecycle on booted machines: systemd, apt, TLS, users, Slurm and Prometheus are real."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.engines.firm import NAME, PASSWORD, USER, Authority, Aws, Prometheus, Syslog
+from tests.engines.machine import need
+from tests.engines.node import Node, debian_programs, wait_for
+from tests.support import ROOT
+
+METRICS_SECRET, CA_SECRET = "metrics-login", "more-authorities"
+USERS = "\ufeffname,uid,key\r\n# the team\r\nada,2001,ssh-ed25519 AAAAC3Nz ada@firm\r\n\r\ngrace,2002\r\n"
+BUCKET = "sagemaker-fleet-123456789012-us-east-2"
+
+
+class Firm:
+    """What the machines talk to."""
+
+    def __init__(self, aws: Aws, authority: Authority, other: Authority, mirror: str, package: bytes) -> None:
+        self.aws, self.authority, self.other, self.mirror = aws, authority, other, mirror
+        self.package = package
+
+
+@pytest.fixture(scope="module")
+def firm(tmp_path_factory) -> Iterator[Firm]:
+    need(openssl="openssl")
+    first, second = tmp_path_factory.mktemp("ca"), tmp_path_factory.mktemp("ca2")
+    authority, other = Authority(first), Authority(second, "Firm Second Root")
+    with Aws() as aws:
+        s3 = aws.client("s3")
+        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-east-2"})
+        mirror = json.dumps({"packages": list(mirrored(s3, first))})
+        secrets = aws.client("secretsmanager")
+        login = json.dumps({"username": USER, "password": PASSWORD})
+        secrets.create_secret(Name=METRICS_SECRET, SecretString=login)
+        secrets.create_secret(Name=CA_SECRET, SecretString=other.ca.read_text())
+        yield Firm(aws, authority, other, mirror, package(tmp_path_factory.mktemp("own")))
+
+
+def package(folder: Path) -> bytes:
+    """A Debian package of the firm's own."""
+    (folder / "root/DEBIAN").mkdir(parents=True)
+    control = "Package: own\nVersion: 1\nArchitecture: all\nMaintainer: firm\nDescription: own\n"
+    (folder / "root/DEBIAN/control").write_text(control)
+    (folder / "root/own").write_text("own\n")
+    subprocess.run(["dpkg-deb", "-b", "root", "own.deb"], cwd=folder, check=True, capture_output=True)
+    return (folder / "own.deb").read_bytes()
+
+
+def mirrored(s3, folder: Path) -> Iterator[dict[str, object]]:
+    """The collector and the exporter of Debian, laid down as `trainshed mirror` does."""
+    programs = debian_programs("prometheus", "prometheus-node-exporter")
+    programs["node_exporter"] = programs["prometheus-node-exporter"]
+    for name, files in (("prometheus", ("prometheus", "promtool")), ("node_exporter", ("node_exporter",))):
+        archive = folder / f"{name}.tar.gz"
+        with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+            for file in files:
+                tar.add(programs[file], f"{name}-1/{file}")
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        s3.upload_file(str(archive), BUCKET, f"mirror/{digest}/{archive.name}")
+        for machine in ("x86_64", "aarch64"):
+            url = f"https://example.com/{archive.name}"
+            yield {"name": name, "version": "1", "machine": machine, "for": "metrics", "url": url,
+                   "sums": None, "sha256": digest}  # fmt: skip
+
+
+def settings(**nodes: object) -> dict[str, object]:
+    group = {
+        "role": "worker", "instance_type": "ml.p5.48xlarge", "partition": "p5", "efa_interfaces": 32,
+        "accelerators": 8, "scratch": "/opt/dlami/nvme", "vcpus": 192, "gres": None, "environment": {},
+    }  # fmt: skip
+    controller = {**group, "role": "controller", "partition": None, "scratch": None, "efa_interfaces": 0}
+    off = {"certificates": {"files": [], "secret_arn": None}, "ldap": None, "metrics": None, "logs": None,
+           "containers": False, "health": {"xids": {}}, "clock": ["169.254.169.123"]}  # fmt: skip
+    return {
+        "version": 2, "platform": "fleet", "cluster": "train", "region": "us-east-2", "orchestrator": "slurm",
+        "lustre": {"dns_name": "fs-1.fsx", "mount_name": "abcd", "mount_path": "/fsx", "efa": False},
+        "home": None, "buckets": {"datasets": "d", "checkpoints": "c", "lifecycle": BUCKET},
+        "groups": {"p5": group, "idle": group, "controller": controller}, "nodes": {**off, **nodes},
+    }  # fmt: skip
+
+
+def groups(node: Node, name: str = "p5") -> list[dict[str, object]]:
+    own = [{"InstanceName": f"{name}-1", "CustomerIpAddress": node.address, "InstanceId": "i-1"}]
+    return [{"Name": "idle", "Instances": []}, {"Name": name, "Instances": own}]
+
+
+def prepared(firm: Firm) -> Node:
+    """A machine with what an AMI has: the AWS CLI and a mounted local disk."""
+    node = Node()
+    node.__enter__()
+    node.write("/root/.aws/config", firm.aws.config(node.host))
+    node.write("/usr/local/bin/aws", f'#!/bin/sh\nexec {ROOT}/.venv/emulator/bin/aws "$@"\n', 0o755)
+    node.write("/etc/hosts", node.read("/etc/hosts") + f"{node.host} fs-1.fsx\n")
+    node.boot()
+    node.run("mkdir -p /opt/dlami/nvme && mount -t tmpfs -o size=100m none /opt/dlami/nvme")
+    return node
+
+
+@pytest.fixture
+def node(firm) -> Iterator[Node]:
+    made = prepared(firm)
+    yield made
+    made.__exit__()
+
+
+def failed(node: Node) -> list[str]:
+    return [line for line in node.lines() if "FAILED" in line]
+
+
+def test_a_fresh_node_with_everything_on_and_once_more(firm, node, tmp_path):
+    syslog = Syslog(firm.authority)
+    with Prometheus(firm.authority, tmp_path) as prometheus, syslog:
+        told = settings(
+            certificates={"files": ["corp.pem"], "secret_arn": CA_SECRET},
+            metrics={"url": f"https://{NAME}:{prometheus.port}/api/v1/write", "region": None, "auth": "basic",
+                     "secret_arn": METRICS_SECRET},
+            logs={"to": "syslog", "group": None, "host": NAME, "port": syslog.port, "tls": True},
+        )  # fmt: skip
+        site = {
+            "certificates/corp.pem": firm.authority.ca.read_bytes().replace(b"\n", b"\r\n"),
+            "users.csv": USERS.encode(),
+            "mirror.json": firm.mirror.encode(),
+            "packages/own.deb": firm.package,
+            "pre.d/10-first.sh": b"date > /var/lib/first\n",
+            "post.d/90-last.sh": b"test -e /var/lib/first && id ada > /var/lib/last\n",
+        }
+        node.upload(told, site, groups(node))
+        began = time.monotonic()
+        done = node.provision()
+        first = time.monotonic() - began
+        assert done.returncode == 0, done.stdout
+        assert failed(node) == []
+
+        assert node.read("/var/lib/lustre-mounts").split()[:2] == ["fs-1.fsx@tcp:/abcd", "/fsx"]
+        assert node.read("/var/lib/last").startswith("uid=2001(ada) gid=2001(ada)")
+        assert node.run("stat -c %U:%a /fsx/ada /home/grace").stdout.split() == ["ada:750", "grace:750"]
+        assert node.read("/home/ada/.ssh/authorized_keys") == "ssh-ed25519 AAAAC3Nz ada@firm\n"
+        assert "\r" not in node.run("getent passwd ada grace").stdout
+        # A login shell's Python and curl trust the firm's servers; without the bundle they do not.
+        ask = f"curl -sS -u {USER}:{PASSWORD} https://{NAME}:{prometheus.port}/-/healthy"
+        assert "Healthy" in node.run(f"bash -lc '{ask}'").stdout
+        assert node.run(f"CURL_CA_BUNDLE=/dev/null {ask}", check=False).returncode != 0
+        bundle = node.read("/etc/ssl/certs/ca-certificates.crt")
+        for authority in (firm.authority, firm.other):
+            assert "".join(authority.ca.read_text().split()[2:-2]) in "".join(bundle.split())
+        assert node.read("/own") == "own\n"
+        assert node.run("stat -c %a /opt/dlami/nvme/cache").stdout.strip() == "1777"
+        wait_for(lambda: prometheus.query('up{job="node",group="p5",cluster="train"} == 1'), "metrics arrive")
+        wait_for(lambda: prometheus.query('trainshed_step_failed{step="metrics"} == 0'), "textfile arrives")
+        assert prometheus.query("trainshed_lustre_on_tcp == 0")
+        wait_for(lambda: any("done in" in line for line in syslog.lines), "the log arrives")
+        # A password lies in no file that others may read, and in no unit.
+        held = node.run(
+            f"grep -rl {PASSWORD} /etc /opt/trainshed /var/lib/trainshed", check=False
+        ).stdout.split()
+        assert held == ["/etc/trainshed/metrics/password"]
+        assert (
+            node.run("stat -c %a:%U:%G /etc/trainshed/metrics/password").stdout
+            == "640:root:trainshed-metrics\n"
+        )
+
+        units = "trainshed-collector trainshed-node-exporter rsyslog"
+        pids = node.run(f"systemctl show -P MainPID {units}").stdout
+        before = node.run("find /etc /usr/local /opt/trainshed/programs -type f -newer /var/lib/last").stdout
+        began = time.monotonic()
+        assert node.provision().returncode == 0
+        second = time.monotonic() - began
+        print(f"first {first:.1f} s, second {second:.1f} s")
+        assert failed(node) == []
+        assert node.run(f"systemctl show -P MainPID {units}").stdout == pids, "nothing was restarted"
+        assert (
+            node.run("find /etc /usr/local /opt/trainshed/programs -type f -newer /var/lib/last").stdout
+            == before
+        )
+        assert node.run("grep -c /fsx /etc/fstab").stdout.strip() == "1"
+        assert node.read("/home/ada/.ssh/authorized_keys").count("ada@firm") == 1
+
+        # Each step runs alone; rotation: what is no longer given is no longer trusted.
+        fewer = {**told["nodes"], "certificates": {"files": ["corp.pem"], "secret_arn": None}}
+        node.upload({**told, "nodes": fewer}, site, groups(node))
+        assert node.provision().returncode == 0
+        left = "".join(node.read("/etc/ssl/certs/ca-certificates.crt").split())
+        assert "".join(firm.other.ca.read_text().split()[2:-2]) not in left
+        assert "".join(firm.authority.ca.read_text().split()[2:-2]) in left
+        for step in sorted((ROOT / "lifecycle/steps").glob("*.sh")):
+            node.run(f"bash /opt/trainshed/lifecycle/steps/{step.name}")
+
+
+def test_what_stops_a_node_and_what_does_not(firm):
+    """Each on a machine of its own, side by side: most wait for five tries."""
+    cases = [
+        missing_certificate, missing_secret, missing_file_system, unreadable_file_system, apt_is_read_only,
+        nothing_is_mirrored, a_hook_fails, unlisted, lustre_falls_back, no_scratch,
+    ]  # fmt: skip
+    with ThreadPoolExecutor(4) as pool:
+        for case, faults in zip(cases, pool.map(lambda case: tried(firm, case), cases), strict=True):
+            assert faults is None, f"{case.__name__}: {faults}"
+
+
+def tried(firm: Firm, case) -> str | None:
+    node = prepared(firm)
+    try:
+        case(firm, node)
+    except AssertionError as error:
+        return f"{error}\n" + "\n".join(node.lines()[-15:])
+    finally:
+        node.__exit__()
+    return None
+
+
+def stops(node: Node, *words: str) -> None:
+    done = node.provision()
+    assert done.returncode == 1, done.stdout
+    why, last = failed(node)
+    assert all(word in why for word in words), why
+    assert "this node stops here" in last
+    assert "Traceback" not in done.stdout
+
+
+def goes_on(node: Node, step: str, *words: str) -> None:
+    done = node.provision()
+    assert done.returncode == 0, done.stdout
+    assert node.lines()[-1].endswith(f"without: {step}"), node.lines()[-1]
+    assert any(all(word in line for word in words) for line in node.lines()), done.stdout
+    assert f'trainshed_step_failed{{step="{step}"}} 1' in node.read("/var/lib/trainshed/metrics/steps.prom")
+    assert "Traceback" not in done.stdout
+
+
+def missing_certificate(_firm: Firm, node: Node) -> None:
+    told = settings(certificates={"files": ["corp.pem"], "secret_arn": None})
+    node.upload(told, {}, groups(node))
+    stops(node, "corp.pem", "deploy the cluster stack again")
+
+
+def missing_secret(_firm: Firm, node: Node) -> None:
+    node.upload(settings(certificates={"files": [], "secret_arn": "no-such"}), {}, groups(node))
+    stops(node, "no-such", "node role's permission")
+    assert sum("again in" in line for line in node.lines()) == 4
+
+
+def missing_file_system(_firm: Firm, node: Node) -> None:
+    node.write("/etc/no-lustre", "")
+    node.upload(settings(), {}, groups(node))
+    stops(node, "fs-1.fsx@tcp:/abcd is not mounted at /fsx", "runbooks/lustre.md")
+
+
+def unreadable_file_system(_firm: Firm, node: Node) -> None:
+    """Mounted, but what is written is lost: a full or read-only system."""
+    node.run("mkdir -p /fsx && mount -t tmpfs -o size=1m none /fsx")
+    node.upload(settings(), {}, groups(node))
+    stops(node, "cannot be read back")
+
+
+def apt_is_read_only(firm: Firm, node: Node) -> None:
+    """Packages of the site cannot be installed: the node works without."""
+    node.run("mount -o bind /var/lib/dpkg /var/lib/dpkg && mount -o remount,ro,bind /var/lib/dpkg")
+    node.upload(settings(), {"packages/own.deb": firm.package}, groups(node))
+    goes_on(node, "packages", "read only")
+
+
+def nothing_is_mirrored(firm: Firm, node: Node) -> None:
+    metrics = {"url": "http://firm.example:1/write", "region": None, "auth": "none", "secret_arn": None}
+    empty = firm.mirror.replace("tar.gz", "tar.xz")
+    node.upload(settings(metrics=metrics), {"mirror.json": empty.encode()}, groups(node))
+    done = node.provision()
+    assert done.returncode == 0, done.stdout
+    assert any("run `trainshed mirror`" in line for line in node.lines())
+    assert node.lines()[-1].endswith("without: packages metrics collector")
+
+
+def a_hook_fails(_firm: Firm, node: Node) -> None:
+    node.upload(settings(), {"post.d/50-own.sh": b"exit 3\n"}, groups(node))
+    done = node.provision()
+    assert done.returncode == 1
+    assert "post.d/50-own.sh ended with 3" in failed(node)[0]
+
+
+def unlisted(_firm: Firm, node: Node) -> None:
+    """A node that HyperPod's list lacks, and groups of nothing: it comes up as a plain node."""
+    node.upload(
+        settings(), {"users.csv": USERS.encode()}, [{"Name": "p5", "Instances": []}, {"Name": "idle"}]
+    )
+    done = node.provision()
+    assert done.returncode == 0, done.stdout
+    assert failed(node) == []
+    assert '"group": null' in "\n".join(node.lines())
+
+
+def lustre_falls_back(_firm: Firm, node: Node) -> None:
+    """The file system serves EFA, the counters do not move: loud, and the node goes on."""
+    told = settings()
+    told["lustre"]["efa"] = True
+    manifest = {"mirror.json": b'{"packages": []}'}
+    node.upload(told, manifest, groups(node))
+    assert node.provision().returncode == 0
+    assert any("WARNING: /fsx goes over TCP" in line for line in node.lines())
+    assert node.read("/var/lib/trainshed/metrics/trainshed_lustre_on_tcp.prom").endswith(" 1\n")
+    node.write("/etc/efa", "5")
+    assert node.provision().returncode == 0
+    assert node.read("/var/lib/trainshed/metrics/trainshed_lustre_on_tcp.prom").endswith(" 0\n")
+    node.write("/etc/efa-idle", "")
+    assert node.provision().returncode == 0
+    assert node.read("/var/lib/trainshed/metrics/trainshed_lustre_on_tcp.prom").endswith(" 1\n")
+
+
+def no_scratch(_firm: Firm, node: Node) -> None:
+    node.run("umount /opt/dlami/nvme")
+    node.upload(settings(), {}, groups(node))
+    goes_on(node, "scratch", "/opt/dlami/nvme is not mounted")
+
+
+SLURM = """ClusterName=train
+SlurmctldHost={name}
+SlurmUser=slurm
+StateSaveLocation=/var/lib/slurm/slurmctld
+SlurmctldPidFile=/run/slurmctld.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+NodeName=p5-1 CPUs=1 State=CLOUD
+PartitionName=p5 Nodes=ALL Default=YES"""
+
+
+def test_a_controller_keeps_its_queue_on_the_shared_file_system(firm, node):
+    """H3: an AMI update empties the root volume; the queue is there afterwards."""
+    node.write("/etc/slurm/slurm.conf", SLURM.format(name=node.name))
+    node.run("systemctl restart munge; systemctl unmask slurmctld; systemctl enable --now slurmctld")
+    node.upload(settings(), {}, groups(node, "controller"))
+    job = node.run("sbatch --parsable --hold -p p5 --wrap true").stdout.strip()
+    done = node.provision()
+    assert done.returncode == 0, done.stdout
+    assert failed(node) == []
+    state = "/fsx/.trainshed/slurm-train"
+    shown = node.run("scontrol show config").stdout
+    assert f"StateSaveLocation       = {state}" in shown
+    assert "HealthCheckProgram      = /opt/trainshed/lifecycle/health/check.py" in shown
+    assert "Prolog                  = /opt/trainshed/lifecycle/health/prolog*.sh" in shown
+    assert node.run("squeue -h -o %i").stdout.split() == [job], "a queue that was there came along"
+    assert node.run("systemctl is-enabled slurmd", check=False).stdout.strip() == "masked"
+    pid = node.run("systemctl show -P MainPID slurmctld").stdout
+    assert node.provision().returncode == 0
+    assert node.run("systemctl show -P MainPID slurmctld").stdout == pid, "a second run restarts nothing"
+
+    # HyperPod writes slurm.conf anew when groups change.
+    node.write("/etc/slurm/slurm.conf", SLURM.format(name=node.name))
+    wait_for(lambda: "include trainshed.conf" in node.read("/etc/slurm/slurm.conf"), "our line is put back")
+
+    # The root volume is new; only the shared file system stayed.
+    node.run(
+        "systemctl stop trainshed-slurm.path slurmctld; rm -rf /opt/trainshed /etc/slurm/* /var/lib/slurm/*"
+    )
+    node.run("install -d -o slurm /var/lib/slurm/slurmctld")
+    node.write("/etc/slurm/slurm.conf", SLURM.format(name=node.name))
+    node.run("systemctl start slurmctld")
+    assert node.run("squeue -h -o %i").stdout.split() == []
+    assert node.provision().returncode == 0
+    assert node.run("squeue -h -o %i").stdout.split() == [job]
