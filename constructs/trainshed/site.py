@@ -49,7 +49,4 @@ def _with_site(cluster: ClusterPlan, folder: Path, problems: list[Problem]) -> C
 def _text(file: Path) -> str | None:
     if file.suffix not in (".csv", ".pem", ".crt"):
         return None
-    try:
-        return file.read_text(encoding="utf-8")
-    except ValueError:
-        return ""
+    return file.read_text(encoding="utf-8", errors="replace")

@@ -92,8 +92,8 @@ class Node:
         base = Path(sys.base_prefix)
         binds = [f"--bind-ro={place}" for place in (ROOT / ".venv", base)]
         command = ["systemd-nspawn", "--quiet", "--directory", str(self.root), "--machine", self.name,
-                   "--register=no", "--keep-unit", "--resolv-conf=off", f"--network-namespace-path=/run/netns/{self.name}",
-                   "--capability=all", *binds, "--boot"]  # fmt: skip
+                   "--register=no", "--keep-unit", "--resolv-conf=off", "--capability=all",
+                   f"--network-namespace-path=/run/netns/{self.name}", *binds, "--boot"]  # fmt: skip
         with (self.folder / "console").open("wb") as console:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT
