@@ -15,7 +15,7 @@ TRAINER := $(VENV)/trainer/bin/python
 TRAINER_STAMP := $(VENV)/trainer/.installed
 RIVALS := $(VENV)/rivals
 
-.PHONY: install install-trainer demo test bench bench-trainer diff baseline lint format lock clean
+.PHONY: install install-trainer demo test bench bench-nodes bench-trainer diff baseline lint format lock clean
 
 install: $(STAMP)
 
@@ -48,6 +48,10 @@ test: install install-trainer
 
 bench: install
 	$(PY) -m tests.bench --write docs/proof.md
+
+# Boots machines and a Slurm cluster in namespaces: needs root.
+bench-nodes: install install-trainer
+	$(PY) -m tests.bench_nodes --write docs/proof.md
 
 bench-trainer: $(RIVALS)/.installed
 	PYTHONPATH=$(CURDIR)/$(RIVALS) $(TRAINER) -m tests.bench_trainer --write docs/proof.md

@@ -26,25 +26,25 @@ BUCKET = "sagemaker-fleet-123456789012-us-east-2"
 class Firm:
     """What the machines talk to."""
 
-    def __init__(self, aws: Aws, authority: Authority, other: Authority, mirror: str, package: bytes) -> None:
-        self.aws, self.authority, self.other, self.mirror = aws, authority, other, mirror
-        self.package = package
+    def __init__(self, aws: Aws, authority: Authority, other: Authority, folder: Path) -> None:
+        self.aws, self.authority, self.other = aws, authority, other
+        s3, secrets = aws.client("s3"), aws.client("secretsmanager")
+        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-east-2"})
+        self.mirror = json.dumps({"packages": list(mirrored(s3, folder))})
+        login = json.dumps({"username": USER, "password": PASSWORD})
+        secrets.create_secret(Name=METRICS_SECRET, SecretString=login)
+        secrets.create_secret(Name=CA_SECRET, SecretString=other.ca.read_text())
+        self.package = package(folder)
 
 
 @pytest.fixture(scope="module")
 def firm(tmp_path_factory) -> Iterator[Firm]:
     need(openssl="openssl")
     first, second = tmp_path_factory.mktemp("ca"), tmp_path_factory.mktemp("ca2")
-    authority, other = Authority(first), Authority(second, "Firm Second Root")
     with Aws() as aws:
-        s3 = aws.client("s3")
-        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-east-2"})
-        mirror = json.dumps({"packages": list(mirrored(s3, first))})
-        secrets = aws.client("secretsmanager")
-        login = json.dumps({"username": USER, "password": PASSWORD})
-        secrets.create_secret(Name=METRICS_SECRET, SecretString=login)
-        secrets.create_secret(Name=CA_SECRET, SecretString=other.ca.read_text())
-        yield Firm(aws, authority, other, mirror, package(tmp_path_factory.mktemp("own")))
+        yield Firm(
+            aws, Authority(first), Authority(second, "Firm Second Root"), tmp_path_factory.mktemp("own")
+        )
 
 
 def package(folder: Path) -> bytes:
@@ -118,23 +118,29 @@ def failed(node: Node) -> list[str]:
     return [line for line in node.lines() if "FAILED" in line]
 
 
+def everything(firm: Firm, prometheus: Prometheus, syslog: Syslog) -> tuple[dict, dict[str, bytes]]:
+    """Settings with all services on, and a site folder with all that it may hold."""
+    told = settings(
+        certificates={"files": ["corp.pem"], "secret_arn": CA_SECRET},
+        metrics={"url": f"https://{NAME}:{prometheus.port}/api/v1/write", "region": None, "auth": "basic",
+                 "secret_arn": METRICS_SECRET},
+        logs={"to": "syslog", "group": None, "host": NAME, "port": syslog.port, "tls": True},
+    )  # fmt: skip
+    site = {
+        "certificates/corp.pem": firm.authority.ca.read_bytes().replace(b"\n", b"\r\n"),
+        "users.csv": USERS.encode(),
+        "mirror.json": firm.mirror.encode(),
+        "packages/own.deb": firm.package,
+        "pre.d/10-first.sh": b"date > /var/lib/first\n",
+        "post.d/90-last.sh": b"test -e /var/lib/first && id ada > /var/lib/last\n",
+    }
+    return told, site
+
+
 def test_a_fresh_node_with_everything_on_and_once_more(firm, node, tmp_path):
     syslog = Syslog(firm.authority)
     with Prometheus(firm.authority, tmp_path) as prometheus, syslog:
-        told = settings(
-            certificates={"files": ["corp.pem"], "secret_arn": CA_SECRET},
-            metrics={"url": f"https://{NAME}:{prometheus.port}/api/v1/write", "region": None, "auth": "basic",
-                     "secret_arn": METRICS_SECRET},
-            logs={"to": "syslog", "group": None, "host": NAME, "port": syslog.port, "tls": True},
-        )  # fmt: skip
-        site = {
-            "certificates/corp.pem": firm.authority.ca.read_bytes().replace(b"\n", b"\r\n"),
-            "users.csv": USERS.encode(),
-            "mirror.json": firm.mirror.encode(),
-            "packages/own.deb": firm.package,
-            "pre.d/10-first.sh": b"date > /var/lib/first\n",
-            "post.d/90-last.sh": b"test -e /var/lib/first && id ada > /var/lib/last\n",
-        }
+        told, site = everything(firm, prometheus, syslog)
         node.upload(told, site, groups(node))
         began = time.monotonic()
         done = node.provision()
