@@ -99,7 +99,7 @@ def prepared(firm: Firm) -> Node:
     """A machine with what an AMI has: the AWS CLI and a mounted local disk."""
     node = Node()
     node.__enter__()
-    node.write("/root/.aws/config", firm.aws.config(node.host))
+    node.write("root/.aws/config", firm.aws.config(node.host))
     node.write("/usr/local/bin/aws", f'#!/bin/sh\nexec {ROOT}/.venv/emulator/bin/aws "$@"\n', 0o755)
     node.write("/etc/hosts", node.read("/etc/hosts") + f"{node.host} fs-1.fsx\n")
     node.boot()

@@ -14,10 +14,11 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, Protocol, cast
 
-import boto3
-from botocore.exceptions import BotoCoreError, ClientError
+import boto3  # pyright: ignore[reportMissingTypeStubs]
+from boto3.exceptions import Boto3Error  # pyright: ignore
+from botocore.exceptions import BotoCoreError, ClientError  # pyright: ignore
 
 from ..planning.instances import INSTANCE_TYPES
 from ..planning.model import PlatformPlan, RegionPlan
@@ -175,22 +176,28 @@ def _write_pins(manifest: Path, pins: Mapping[str, str]) -> None:
 
 def _account() -> str:
     try:
-        return boto3.client("sts").get_caller_identity()["Account"]
+        return str(boto3.client("sts").get_caller_identity()["Account"])  # pyright: ignore
     except (BotoCoreError, ClientError) as error:
         fix = "set account in the deployment file, or log in"
         raise PlanError([Problem("account", str(error), "AWS credentials", fix)]) from None
 
 
+class _S3(Protocol):
+    """What is used of boto3's client."""
+
+    def list_objects_v2(self, *, Bucket: str, Prefix: str) -> Mapping[str, Any]: ...  # noqa: N803
+
+    def upload_file(self, filename: str, bucket: str, key: str) -> None: ...
+
+
 def _uploaded(region: str, bucket: str, key: str, file: Path) -> str:
-    s3 = boto3.client("s3", region_name=region)
+    s3 = cast("_S3", boto3.client("s3", region_name=region))  # pyright: ignore
     try:
         listed = s3.list_objects_v2(Bucket=bucket, Prefix=key)
-        if any(item.get("Size") == file.stat().st_size for item in listed.get("Contents", [])):
+        if any(item["Size"] == file.stat().st_size for item in listed.get("Contents", ())):
             return f"s3://{bucket}/{key} is there"
         s3.upload_file(str(file), bucket, key)
-    except (BotoCoreError, ClientError, boto3.exceptions.Boto3Error) as error:
+    except (BotoCoreError, ClientError, Boto3Error) as error:
         fix = "deploy the storage stack first, with these credentials"
-        raise PlanError(
-            [Problem(f"s3://{bucket}", str(error), "the platform's lifecycle bucket", fix)]
-        ) from None
+        raise PlanError([Problem(f"s3://{bucket}", str(error), "our lifecycle bucket", fix)]) from None
     return f"uploaded s3://{bucket}/{key}"
