@@ -18,9 +18,9 @@ import slurm_state
 def look():
     """Handle what is new in the kernel's log, then check."""
     boot = (node.ROOT / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    state, settings = node.read(node.STATE), node.read(node.SETTINGS)
-    if state.get("boot") != boot:
-        state = {"boot": boot, "sequence": -1, "counts": {}, "wanted": slurm_state.NOTHING}
+    known, settings = node.read(node.STATE), node.read(node.SETTINGS)
+    fresh = {"boot": boot, "sequence": -1, "counts": {}, "wanted": slurm_state.NOTHING}
+    state = {**fresh, **known} if known.get("boot") == boot else fresh
     try:
         rules = policy.table(((settings.get("nodes") or {}).get("health") or {}).get("xids") or {})
     except ValueError as error:

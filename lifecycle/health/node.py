@@ -4,10 +4,10 @@ import json
 import os
 import signal
 import socket
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 import time
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
 ROOT = Path(os.environ.get("TRAINSHED_ROOT", "/"))
 SETTINGS = Path(os.environ.get("TRAINSHED_SETTINGS") or ROOT / "opt/trainshed/settings.json")
@@ -30,7 +30,8 @@ def say(text):
 def read(path):
     """A JSON object; empty when it is missing or broken."""
     with suppress(OSError, ValueError):
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
     return {}
 
 
