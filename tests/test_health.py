@@ -262,6 +262,7 @@ def test_the_strongest_action_wins_in_any_order(shared, batches: list[list[int]]
         host.xid(*batch)
         host.check()
     host.slurm.up = True
+    host.check()
     state = host.check()
     worst = max((RANK.index(EXPECTED[x]) for batch in batches for x in batch), default=0)
     name = "trainshed: xid 168 reduced GPU memory capacity"
@@ -298,8 +299,35 @@ def test_what_is_stronger_than_a_running_action_waits(host):
     assert host.slurm.asked == ["fail Action:Replace"]
 
 
+@pytest.mark.parametrize(
+    "stale", ["Action:Replace", "trainshed: /fsx is not mounted", "kim looks at the fan"]
+)
+def test_the_reason_of_a_node_that_is_back_counts_for_nothing(host, stale: str):
+    """Slurm keeps it after `state=resume`."""
+    host.slurm = Slurm("IDLE", stale)
+    host.check()
+    assert host.slurm.asked == []
+    host.xid(46)
+    host.check()
+    assert host.slurm.asked == ["fail Action:Reboot"]
+
+
+def test_an_action_is_asked_for_until_it_is_seen(host):
+    """A controller that has just started says yes and forgets it when the node registers."""
+    host.xid(79)
+    assert host.check()["wanted"][0] == "replace"
+    host.slurm.state = "IDLE"  # the reason stays
+    host.check()
+    assert host.check()["wanted"] == ["none", ""]
+    assert host.slurm.asked == ["fail Action:Replace"] * 2
+    host.slurm.state = "IDLE"
+    host.check()
+    assert len(host.slurm.asked) == 2  # seen once, it is an operator's to take back
+
+
 def test_a_reboot_begins_anew(host):
     host.xid(46)
+    host.check()
     host.check()
     host.slurm = Slurm()
     host.check()

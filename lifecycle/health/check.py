@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Slurm's HealthCheckProgram: events in the kernel's log and cheap checks become this node's state.
 
 Ends with 0 whatever is broken, as slurmd joins only after that.

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Values for node exporter's textfile collector: EFA, XIDs and checks, and on the controller Slurm's numbers.
 
 HyperPod's published names stay untyped, as they follow no rule of Prometheus's. What is off has no file.

@@ -13,8 +13,11 @@ def settle(wanted, faults):
     code, shown = node.run(10, "scontrol", "--oneliner", "show", "node", node.NAME)
     if code != 0:
         return wanted
-    drained = "DRAIN" in re.search(r"\bState=(\S+)", shown)[1]
-    reason = (re.search(r"\bReason=(.*?) \[\S+@\S+\]", shown) or NOTHING)[1]
+    current = re.search(r"\bState=(\S+)", shown)[1]
+    drained = "DRAIN" in current
+    # Slurm keeps the reason of a node that is back in service.
+    told = re.search(r"\bReason=(.*?) \[\S+@\S+\]", shown) if re.search("DRAIN|FAIL|DOWN", current) else None
+    reason = told[1] if told else ""
     action, why = wanted
     if reason.startswith("Action:"):
         # AWS: no change of state while HyperPod acts. What is stronger waits; a reboot clears it.
@@ -30,7 +33,7 @@ def settle(wanted, faults):
         asked = ("state=resume",)
     else:
         return NOTHING
-    if node.run(10, "scontrol", "update", f"nodename={node.NAME}", *asked)[0] != 0:
-        return wanted
-    node.say(f"{node.NAME}: {' '.join(asked)}")
-    return NOTHING
+    if node.run(10, "scontrol", "update", f"nodename={node.NAME}", *asked)[0] == 0:
+        node.say(f"{node.NAME}: {' '.join(asked)}")
+    # Until it is seen: a controller that has just started forgets it when the node registers.
+    return wanted
