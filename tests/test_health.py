@@ -252,7 +252,7 @@ def cleared(shared) -> Host:
     return host
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(runs)
 def test_the_strongest_action_wins_in_any_order(shared, batches: list[list[int]]):
     """While Slurm is away events gather; when it is back one action is asked for, the strongest."""
@@ -272,7 +272,7 @@ def test_the_strongest_action_wins_in_any_order(shared, batches: list[list[int]]
     assert state["wanted"] == ["none", ""]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(runs)
 def test_a_weaker_event_never_changes_what_is_there(shared, batches: list[list[int]]):
     """Slurm answers throughout: a drain may become an action, an action nothing else."""
@@ -338,6 +338,14 @@ def test_a_reboot_begins_anew(host):
     host.xid(46)
     assert counted(host.check()) == {46: 1}
     assert host.slurm.asked == ["fail Action:Reboot"]
+
+
+def test_a_failing_check_leaves_alone_what_an_operator_took_out(host):
+    host.write("opt/trainshed/node.json", {"role": "login"})
+    for state in ("IDLE+DRAIN", "MIXED+FAIL"):
+        host.slurm = Slurm(state, "kim looks at the fan")
+        host.check()
+        assert host.slurm.asked == []
 
 
 def test_an_operators_drain_keeps_its_reason_but_stops_no_action(host):
@@ -513,6 +521,8 @@ def test_metrics_of_a_worker(host):
     adapter(host, "ibp3s0", "mlx5_core", tx_bytes=99)
     host.write("opt/trainshed/node.json", {"role": "worker", "scratch": str(host.root)})
     host.xid(79, 79)
+    host.check()
+    assert "trainshed_xid_action_waiting 1" in written(host)["health.prom"].splitlines()
     host.check()
     files = written(host)
     assert set(files) == {"efa.prom", "health.prom"}

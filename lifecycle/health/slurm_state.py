@@ -14,20 +14,20 @@ def settle(wanted, faults):
     if code != 0:
         return wanted
     current = re.search(r"\bState=(\S+)", shown)[1]
-    drained = "DRAIN" in current
+    out = re.search("DRAIN|FAIL", current)
     # Slurm keeps the reason of a node that is back in service.
-    told = re.search(r"\bReason=(.*?) \[\S+@\S+\]", shown) if re.search("DRAIN|FAIL|DOWN", current) else None
+    told = re.search(r"\bReason=(.*?) \[\S+@\S+\]", shown) if out or "DOWN" in current else None
     reason = told[1] if told else ""
     action, why = wanted
     if reason.startswith("Action:"):
         # AWS: no change of state while HyperPod acts. What is stronger waits; a reboot clears it.
         return wanted if policy.stronger(action, reason[7:].lower()) else NOTHING
-    ours = drained and reason.startswith("trainshed: ") and " xid " not in reason
+    ours = out and reason.startswith("trainshed: ") and " xid " not in reason
     if action in ("replace", "reboot"):
         asked = ("state=fail", f"reason=Action:{action.title()}")  # HyperPod compares it letter by letter
-    elif action == "drain" and (ours or not drained):  # somebody else's drain keeps its reason
+    elif action == "drain" and (ours or not out):  # what somebody else took out keeps its reason
         asked = ("state=drain", f"reason=trainshed: {why}")
-    elif faults and not drained:
+    elif faults and not out:
         asked = ("state=drain", f"reason=trainshed: {faults[0]}")
     elif ours and not faults:
         asked = ("state=resume",)

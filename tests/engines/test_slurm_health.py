@@ -19,6 +19,8 @@ Epilog={HEALTH}/epilog*.sh
 HealthCheckProgram={HEALTH}/check.py
 HealthCheckInterval=2
 HealthCheckNodeState=ANY,CYCLE
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=50
 """
 FACTS = {"role": "worker", "scratch": "/scratch", "accelerators": 2, "gres": "gpu:2"}
 SETTINGS = {"lustre": {"mount_path": "/fsx"}, "nodes": {"health": {"xids": {}}}}
@@ -59,10 +61,10 @@ def health(cluster: Cluster, number: int) -> dict[str, object]:
     return json.loads(cluster.path(number, "/run/trainshed/health.json").read_text())
 
 
-def checked(cluster: Cluster, number: int, runs: int = 1) -> None:
-    """Wait until slurmd has run the check again."""
+def checked(cluster: Cluster, number: int, runs: int = 2) -> None:
+    """Wait until slurmd has run the check again, which writes its state twice."""
     state = cluster.path(number, "/run/trainshed/health.json")
-    for _ in range(runs):
+    for _ in range(2 * runs + 1):
         before = state.stat().st_mtime_ns if state.exists() else 0
         cluster.until(lambda before=before: state.exists() and state.stat().st_mtime_ns != before, "a check")
 
@@ -91,7 +93,7 @@ def test_a_remapped_row_kills_nothing(cluster):
     cluster.wait_job(job, "RUNNING")
     xid(cluster, 1, 63, "pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.")
     cluster.until(lambda: health(cluster, 1)["counts"]["63 none"] == 1, "the event is counted")
-    checked(cluster, 1, 2)
+    checked(cluster, 1)
     assert health(cluster, 1)["counts"]["63 none"] == 1
     assert cluster.job(job)["JobState"] == "RUNNING"
     assert cluster.node(1) == {"state": "mixed", "reason": "none"}
@@ -115,7 +117,7 @@ def test_a_lost_gpu_has_its_node_replaced_and_the_job_moves_on(cluster):
     # Neither a weaker event later nor the check itself changes anything.
     xid(cluster, lost, 46, "pid=1, Ch 00000008")
     cluster.until(lambda: health(cluster, lost)["counts"]["46 reboot"] == 1, "the later event is counted")
-    checked(cluster, lost, 2)
+    checked(cluster, lost)
     assert reason(cluster, lost) == "Action:Replace"
     assert cluster.node(lost)["state"] == "fail"
     end(cluster, job)
@@ -123,7 +125,7 @@ def test_a_lost_gpu_has_its_node_replaced_and_the_job_moves_on(cluster):
     cluster.kill(lost)
     cluster.add(lost)
     resume(cluster, lost)
-    checked(cluster, lost, 2)
+    checked(cluster, lost)
     assert cluster.node(lost)["state"] == "idle"
 
 
@@ -142,7 +144,7 @@ def test_an_event_waits_for_a_controller_that_is_away(cluster):
     assert (cluster.node(2)["state"], reason(cluster, 2)) == ("fail", "Action:Reboot")
     assert health(cluster, 2)["counts"]["95 reboot"] == 1
     resume(cluster, 2)
-    checked(cluster, 2, 2)
+    checked(cluster, 2)
     assert cluster.node(2)["state"] == "idle"
 
 
@@ -155,7 +157,7 @@ def test_a_login_node_takes_no_job(cluster):
     cluster.run("scontrol", "update", f"nodename={cluster.name(3)}", "state=resume")
     cluster.until(lambda: cluster.node(3) == told, "the login node is drained again")
     job = submit(cluster, "-w", cluster.name(3))
-    checked(cluster, 3, 2)
+    checked(cluster, 3)
     assert cluster.job(job)["JobState"] == "PENDING"
     end(cluster, job)
     cluster.path(3, "/opt/trainshed/node.json").write_text(json.dumps(FACTS))
