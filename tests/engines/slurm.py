@@ -28,7 +28,7 @@ from tests.support import ROOT
 
 TRAINER = ROOT / ".venv/trainer/bin/python"
 PACKAGES = (
-    "slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps", "python3-minimal", "git",
+    "slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps", "python3", "git",
     "libffi8", "libssl3t64", "libbz2-1.0", "liblzma5", "libsqlite3-0", "ca-certificates",
 )  # fmt: skip
 USERS = {"ann": 2001, "ben": 2002}
