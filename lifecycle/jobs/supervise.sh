@@ -25,6 +25,16 @@ read -r last count 2>/dev/null <"$record/$kind.progress" || last='' count=0
 echo "${step:-0} $count" >"$record/$kind.progress"
 ((count < 5)) || end 1 "no progress beyond step ${step:-0} in $count starts; it is not requeued"
 
+# Ranks go along the network's tree, so that neighbours share a switch; Slurm itself sorts hosts by name.
+declare -A path=()
+while read -r _ switch hosts; do
+  for host in $(scontrol show hostnames "$hosts"); do path[$host]+=/$switch; done
+done < <(scontrol show topology 2>/dev/null | sort -s -t= -k3,3rn | sed -nE \
+  's/^(Switch|Block)Name=(\S+) .*(Level|BlockIndex)=[0-9]+ .*Nodes=(\S+).*/\1 \2 \4/p')
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+TRAINSHED_HOSTS=$(for host in $hosts; do echo "${path[$host]:-} $host"; done | sort -s -V -k1,1 | cut -d' ' -f2)
+export TRAINSHED_HOSTS TRAINSHED_NODELIST=$SLURM_JOB_NODELIST
+
 rm -rf "$exits" && mkdir "$exits"
 options=(--kill-on-bad-exit=1 --distribution=block --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${container[@]}")
 if srun --help 2>/dev/null | grep -q auto-resume; then options+=(--auto-resume=1); fi # HyperPod's own plugin

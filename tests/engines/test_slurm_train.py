@@ -1,4 +1,4 @@
-"""The research workflow on a real Slurm: the real trainer, two hosts by two processes, data from an S3 server.
+"""The research workflow on a real Slurm: real trainer, two hosts by two processes, data from an S3 server.
 
 A host dies, the controller starts again, jobs are requeued; the result is that of a run without all that.
 """
@@ -7,138 +7,25 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+import shlex
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from tests.engines.machine import need
-from tests.engines.slurm import TRAINER, USERS, Cluster
+from tests.engines.research import SLOW_S, Research, Submitted, research
+from tests.engines.slurm import TRAINER, USERS
 from tests.support import ROOT
 
 STEPS, EVERY = 12, 3
-SLOW_S = 300  # for what takes 20 s on a machine with nothing else to do
-ENDS = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 CHECKPOINTS = list(range(EVERY, STEPS + 1, EVERY))
-GROUP = {
-    "role": "worker", "instance_type": "ml.g5.12xlarge", "partition": "dev", "efa_interfaces": 0,
-    "accelerators": 2, "scratch": "/tmp", "vcpus": 8, "gres": "gpu:2", "environment": {"NCCL_DEBUG": "WARN"},
-}  # fmt: skip
-SETTINGS = {
-    "version": 2, "platform": "fleet", "cluster": "train", "region": "us-east-1", "orchestrator": "slurm",
-    "lustre": {"dns_name": "fs", "mount_name": "abc", "mount_path": "/fsx", "efa": False}, "home": None,
-    "buckets": {"datasets": "datasets", "checkpoints": "checkpoints", "lifecycle": "lifecycle"},
-    "groups": {"workers": GROUP, "head": {**GROUP, "role": "controller", "partition": None}},
-}  # fmt: skip
-
-
-@dataclass
-class Site:
-    """The cluster with data in a bucket and each user's repository and environment on the file system."""
-
-    cluster: Cluster
-    s3: dict[str, str]
-    sets: list[str] = field(default_factory=list)
-
-    def submit(self, user: str, *more: str) -> Submitted:
-        """`trainshed-run` as a user types it on the head node."""
-        told = self.cluster.run(
-            "trainshed-run", "--sha", "HEAD", "--recipe", "tiny-cpu", "--env", "trainer", "--repo",
-            f"/fsx/{user}/code", *self.sets, *more, user=user, env=self.s3,
-        ).stdout.split()  # fmt: skip
-        return Submitted(self.cluster.fsx / told[0].removeprefix("/fsx/"), *told[1:])
-
-
-@dataclass
-class Submitted:
-    """A run's folder, seen from this machine, and its jobs."""
-
-    folder: Path
-    train: str
-    evaluate: str = ""
-
-    @property
-    def log(self) -> str:
-        path = self.folder / "log.txt"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def told(self) -> dict[int, set[tuple[str, str]]]:
-        """(loss, gradient norm) by step, of all starts."""
-        found: dict[int, set[tuple[str, str]]] = {}
-        for step, *values in re.findall(
-            r"^\[trainer\] step=(\d+) loss=(\S+) grad_norm=(\S+)", self.log, re.M
-        ):
-            found.setdefault(int(step), set()).add(tuple(values))
-        return found
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Iterator[Site]:
-    need(git="git")
-    folder = tmp_path_factory.mktemp("slurm")
-    with Cluster(folder, workers=4, gpus=2, settings=SETTINGS) as cluster, bucket(cluster) as site:
-        for user, number in USERS.items():
-            code = cluster.fsx / user / "code"
-            ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / "trainer", code / "trainer", ignore=ignore)
-            venvs = cluster.fsx / user / "venvs"
-            venvs.mkdir()
-            (venvs / "trainer").symlink_to(TRAINER.parents[1])
-            subprocess.run(["chown", "-R", f"{number}:{number}", cluster.fsx / user], check=True)
-            for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "First"]):
-                identity = ("-c", f"user.name={user}", "-c", f"user.email={user}@example.com")
-                cluster.run("git", "-C", f"/fsx/{user}/code", *identity, *command, user=user)
+def site(tmp_path_factory) -> Iterator[Research]:
+    with research(tmp_path_factory.mktemp("slurm"), workers=4, ranks=2, steps=STEPS, every=EVERY) as site:
         yield site
-
-
-class bucket:
-    """An S3 server on the bridge with a data set of one epoch of 16 steps, and one to be judged on."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def __enter__(self) -> Site:
-        host = self.cluster.gateway
-        self.server = subprocess.Popen(
-            [TRAINER.with_name("moto_server"), "-H", host, "-p", "5555"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        s3 = {
-            "AWS_ENDPOINT_URL": f"http://{host}:5555", "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-east-1",
-        }  # fmt: skip
-        script = """
-import boto3, time
-from trainer.synthesize import Scale, synthesize
-scale = Scale(cameras=1, side=32, lidar=32, radar=8)
-for wait in range(100):
-    try:
-        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="datasets")
-        break
-    except Exception:
-        time.sleep(0.1)
-synthesize("s3://datasets/drive", 64, 0, scale=scale, shard_bytes=1 << 17)
-synthesize("s3://datasets/val", 4, 1, scale=scale, shard_bytes=1 << 17)
-"""
-        try:
-            environment = {**os.environ, **s3, "PYTHONPATH": str(ROOT)}
-            subprocess.run([TRAINER, "-c", script], env=environment, check=True, cwd=ROOT)
-        except BaseException:
-            self.__exit__()
-            raise
-        values = (
-            f"steps={STEPS}", "global_batch=4", "micro_batch=1", f"checkpoint.every={EVERY}",
-            "checkpoint.keep=9", "schedule.warmup=2", "schedule.kind=constant", "data.streams=[{url: s3://datasets/drive}]",
-            "evaluation.url=s3://datasets/val", "evaluation.answer_tokens=4",
-        )  # fmt: skip
-        return Site(self.cluster, s3, [part for value in values for part in ("--set", value)])
-
-    def __exit__(self, *_: object) -> None:
-        self.server.kill()
-        self.server.wait()
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +50,8 @@ def struck(site, whole) -> Submitted:
     )
     cluster.kill(2)
     cluster.until(lambda: cluster.job(run.train).get("Restarts") == "1", "the job is requeued", SLOW_S)
-    cluster.wait_job(run.train, "RUNNING", timeout=SLOW_S)
     cluster.run("scontrol", "requeue", run.evaluate)
+    cluster.until(lambda: "[trainer] resumed" in run.log, "the run goes on", SLOW_S, lambda: run.log)
     cluster.restart_controller()
     for job in (run.train, run.evaluate):
         cluster.wait_job(job, *ENDS, timeout=SLOW_S)
@@ -233,7 +120,52 @@ def test_input_that_does_not_fit_ends_the_job_for_good(site):
     assert "train ended with 2: the input does not fit" in run.log
 
 
-def different_weights(site: Site, *runs: Submitted) -> str:
+def test_the_signal_before_the_time_limit_reaches_every_rank_and_the_run_goes_on(site):
+    """Slurm sends it to the steps, as `scancel --signal` does; the job outlives it and is requeued."""
+    ranks = """((${SLURM_RESTART_COUNT:-0})) && exit
+trap 'echo "rank $RANK saves"; exit 75' USR1
+echo "rank $RANK runs"
+while :; do sleep 0.1; done"""
+    run = instead(site, ranks, nodes=2)
+    site.cluster.until(lambda: run.log.count(" runs\n") == 4, "all ranks run", SLOW_S, lambda: run.log)
+    site.cluster.run("scancel", "--signal=USR1", run.train, user="ben")
+    ended = site.cluster.wait_job(run.train, "COMPLETED", "FAILED", timeout=SLOW_S)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), run.log
+    assert sorted(re.findall(r"rank (\d) saves", run.log)) == ["0", "1", "2", "3"]
+    assert "(ranks: 75 ); the job is requeued" in run.log
+
+
+def test_ranks_follow_the_networks_tree(site, struck):
+    """Two hosts share a switch that Slurm's order by name would part; host 2 is replaced before."""
+    cluster = site.cluster
+    cluster.add(2)
+    one, two, three, four = (cluster.name(number) for number in (1, 2, 3, 4))
+    tree = f"SwitchName=leaf-a Nodes={two},{four}\nSwitchName=leaf-b Nodes={one},{three}\n"
+    cluster.write("topology.conf", f"{tree}SwitchName=spine Switches=leaf-[a-b]\n")
+    cluster.conf = "TopologyPlugin=topology/tree"
+    cluster.write_conf()
+    cluster.restart_controller()
+    cluster.wait_idle(1, 2, 3, 4)
+    shown = 'echo "rank $RANK.$LOCAL_RANK of $WORLD_SIZE on $(hostname), first is $MASTER_ADDR"'
+    run = instead(site, shown, nodes=4)
+    cluster.wait_job(run.train, "COMPLETED", timeout=SLOW_S)
+    hosts = (two, four, one, three)
+    assert sorted(re.findall(r"^rank .*", run.log, re.M)) == [
+        f"rank {rank}.{rank % 2} of 8 on {hosts[rank // 2]}, first is {two}" for rank in range(8)
+    ]
+
+
+def instead(site: Research, script: str, *, nodes: int) -> Submitted:
+    """A run whose ranks do something else than train."""
+    site.cluster.run("scontrol", "update", "partition=dev", "state=down")
+    run = site.submit("ben", "--nodes", str(nodes))
+    text = f"container=()\ncommand=(bash -c {shlex.quote(script)})\n"
+    (run.folder / "record/train.env").write_text(text)
+    site.cluster.run("scontrol", "update", "partition=dev", "state=up")
+    return run
+
+
+def different_weights(site: Research, *runs: Submitted) -> str:
     """Names of the last checkpoints' tensors that are not equal bit by bit, as a list in Python."""
     script = """
 import sys, pathlib, torch
