@@ -188,7 +188,7 @@ def test_a_run_is_checked_out_recorded_and_submitted(site):
     (call,) = site.calls
     assert call == (
         f"sbatch --parsable --job-name={run.name} --partition=p5 --nodes=2 --ntasks-per-node=8 "
-        f"--cpus-per-task=12 --chdir={run}/src --output={run}/log.txt --gres=gpu:8 --time=1-00:00:00 "
+        f"--cpus-per-task=12 --chdir={run}/src --output={run}/train.log --gres=gpu:8 --time=1-00:00:00 "
         f"{run}/record/train.sbatch {run}"
     ), "96 CPUs are the fewest of a node in the partition"
     for line in ("export FI_PROVIDER=efa", "export AWS_REGION=us-east-2", "container=()"):
@@ -258,7 +258,7 @@ class Job:
     def start(self, *codes: int, kind: str = "train", ranks: str = "", **env: str) -> subprocess.Popen[str]:
         """supervise.sh with ranks that end with these codes."""
         what = f'{ranks}\ncodes=({" ".join(map(str, codes))}); exit "${{codes[$RANK]}}"'
-        text = f"container=()\ncommand=(bash -c {json_word(what)})\n"
+        text = f"container=()\ncommand=(bash -c {word(what)})\n"
         (self.run / f"record/{kind}.env").write_text(text)
         slurm = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_STEP_NODELIST": "n1", **env}
         return subprocess.Popen(
@@ -276,7 +276,7 @@ class Job:
         return self.site.calls.count("scontrol requeue 77")
 
 
-def json_word(text: str) -> str:
+def word(text: str) -> str:
     """A word of bash."""
     return "'" + text.replace("'", "'\\''") + "'"
 
@@ -343,7 +343,7 @@ def until(there) -> None:
 
 def test_a_job_that_starts_without_end_and_gets_nowhere_stops(job):
     """Five starts from one checkpoint; a checkpoint in between counts anew."""
-    log = job.run / "log.txt"
+    log = job.run / "train.log"
     for start in range(3):
         assert job.end(1, 1, SLURM_RESTART_COUNT=str(start))[0] == 0
     log.write_text("[trainer] step=9 loss=1\n[trainer] checkpoint step=50 bytes=1\n")

@@ -18,7 +18,7 @@ cp "$run/recipe.yaml" "$record/$kind-$start.yaml"
 say "$kind, start $start, job $SLURM_JOB_ID on $SLURM_JOB_NODELIST"
 
 # Whoever starts again and again where it was before needs a person, not the next start.
-step=$(sed -nE 's/^\[trainer\] (checkpoint|evaluation) step=([0-9]+) .*/\2/p' "$run"/{log,evaluate}.txt 2>/dev/null |
+step=$(sed -nE 's/^\[trainer\] (checkpoint|evaluation) step=([0-9]+) .*/\2/p' "$run/$kind.log" |
   sort -n | tail -1)
 read -r last count 2>/dev/null <"$record/$kind.progress" || last='' count=0
 [[ $last == "${step:-0}" ]] && count=$((count + 1)) || count=0
@@ -32,7 +32,7 @@ while read -r _ switch hosts; do
 done < <(scontrol show topology 2>/dev/null | sort -s -t= -k3,3rn | sed -nE \
   's/^(Switch|Block)Name=(\S+) .*(Level|BlockIndex)=[0-9]+ .*Nodes=(\S+).*/\1 \2 \4/p')
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-TRAINSHED_HOSTS=$(for host in $hosts; do echo "${path[$host]:-} $host"; done | sort -s -V -k1,1 | cut -d' ' -f2)
+TRAINSHED_HOSTS=$(for host in $hosts; do echo "${path[$host]:-} $host"; done | sort -s -V -t' ' -k1,1 | cut -d' ' -f2)
 export TRAINSHED_HOSTS TRAINSHED_NODELIST=$SLURM_JOB_NODELIST
 
 rm -rf "$exits" && mkdir "$exits"

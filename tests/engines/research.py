@@ -57,7 +57,7 @@ class Submitted:
 
     @property
     def log(self) -> str:
-        path = self.folder / "log.txt"
+        path = self.folder / "train.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def told(self) -> dict[int, set[tuple[str, ...]]]:

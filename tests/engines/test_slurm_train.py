@@ -69,7 +69,7 @@ def test_a_killed_host_changes_nothing_in_the_result(site, whole, struck):
 def test_a_controller_that_dies_during_a_job_loses_nothing(site, struck):
     """One start before the host died and one after: the controller's death made none."""
     assert site.cluster.job(struck.train)["Restarts"] == "1"
-    starts = re.findall(r"trainshed: train, start (\d) .* on (\S+)", struck.log)
+    starts = re.findall(r"trainshed: train, start (\d), job \d+ on (\S+)", struck.log)
     one, two = (site.cluster.name(number).rpartition("-")[2] for number in (1, 2))
     prefix = site.cluster.name(1)[: -len(one)]
     assert starts[0] == ("0", f"{prefix}[{one}-{two}]")
@@ -85,7 +85,7 @@ def test_each_checkpoint_is_scored_once_although_the_evaluation_was_requeued(sit
     found = sorted(path.name for path in place.iterdir() if path.suffix != ".png")
     assert found == [f"step-{step:08d}.json" for step in CHECKPOINTS]
     told = re.findall(
-        r"^\[trainer\] evaluation step=(\d+)", (struck.folder / "evaluate.txt").read_text(), re.M
+        r"^\[trainer\] evaluation step=(\d+)", (struck.folder / "evaluate.log").read_text(), re.M
     )
     assert [int(step) for step in told] == CHECKPOINTS
 
