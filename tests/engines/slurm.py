@@ -28,7 +28,7 @@ from tests.support import ROOT
 
 TRAINER = ROOT / ".venv/trainer/bin/python"
 PACKAGES = (
-    "slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps", "python3-minimal", "git",
+    "slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps", "python3", "git",
     "libffi8", "libssl3t64", "libbz2-1.0", "liblzma5", "libsqlite3-0", "ca-certificates",
 )  # fmt: skip
 USERS = {"ann": 2001, "ben": 2002}
@@ -163,7 +163,7 @@ class Cluster:
         """Start a worker with a fresh root; one that the controller does not know yet is made known."""
         if number not in self.workers:
             self.workers.append(number)
-            self._write_conf()
+            self.write_conf()
             self.run("scontrol", "reconfigure")
         self._host(number)
         self.run("mkdir", "-p", "/var/spool/slurmd", "/var/log/slurm", on=number)
@@ -269,6 +269,21 @@ class Cluster:
             time.sleep(0.1)
         return time.monotonic()
 
+    def write(self, name: str, text: str) -> None:
+        """A file of Slurm's configuration, which workers have from the controller."""
+        self.path(HEAD, f"/etc/slurm/{name}").write_text(text)
+
+    def write_conf(self) -> None:
+        """Slurm's configuration as it should be now; the controller reads it at a start or `reconfigure`."""
+        names = ",".join(self.name(number) for number in sorted(self.workers))
+        conf = CONF.format(
+            head=self.name(HEAD), address=self.address(HEAD), nodes=names, gpus=self.gpus, more=self.conf
+        )
+        self.write("slurm.conf", conf)
+        self.write("gres.conf", f"Name=gpu Type=h100 File=/dev/nvidia[0-{self.gpus - 1}]\n")
+        self.write("cgroup.conf", "CgroupPlugin=disabled\n")
+        self.write("plugstack.conf", "")
+
     def _start(self) -> None:
         for name in ("", "datasets", "checkpoints", *USERS):
             (self.fsx / name).mkdir(parents=True, exist_ok=True)
@@ -278,7 +293,7 @@ class Cluster:
         (self.folder / "munge.key").write_bytes(os.urandom(1024))
         self._connect()
         self._host(HEAD)
-        self._write_conf()
+        self.write_conf()
         self.run("bash", "-c", "mkdir -p /var/spool/slurmctld /var/log/slurm; chown slurm /var/*/slurm*")
         self._daemon(HEAD, "slurmctld -i")
         for number in self.workers:
@@ -288,10 +303,13 @@ class Cluster:
     def _connect(self) -> None:
         """A bridge in a subnet that no other test process has."""
         with one_at_a_time("bridge"):
+            for pid in re.findall(r"^\d+: tshed(\d+):", _ip("-o", "link").stdout, re.MULTILINE):
+                if not Path(f"/proc/{pid}").exists():  # its process was killed before it could tidy up
+                    _ip("link", "del", f"tshed{pid}")
             taken = _ip("-o", "-4", "addr").stdout
             third = next(n for n in range(1, 250) if f" 10.66.{n}." not in taken)
             self.subnet = ipaddress.IPv4Network(f"10.66.{third}.0/24")
-            bridge = f"tshed{third}"
+            bridge = f"tshed{os.getpid()}"
             _ip("link", "add", bridge, "type", "bridge")
             self.bridge = bridge
             _ip("addr", "add", f"{self.gateway}/24", "dev", bridge)
@@ -330,7 +348,7 @@ class Cluster:
 
     def _wire(self, number: int) -> None:
         """Give a host its interface; it goes with the host."""
-        pid, outside = str(self.init[number]), f"{self.bridge}v{number}"
+        pid, outside = str(self.init[number]), f"{self.bridge.removeprefix('tshed')}-{number}"
         _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", pid)
         _ip("link", "set", outside, "master", self.bridge, "up")
         inside = f"ip addr add {self.address(number)}/24 dev eth0; ip link set eth0 up; ip link set lo up"
@@ -366,20 +384,6 @@ class Cluster:
         shutil.copy(self.folder / "munge.key", key)
         os.chown(key, owner.st_uid, owner.st_gid)
         key.chmod(0o400)
-
-    def _write_conf(self) -> None:
-        names = ",".join(self.name(number) for number in sorted(self.workers))
-        conf = CONF.format(
-            head=self.name(HEAD), address=self.address(HEAD), nodes=names, gpus=self.gpus, more=self.conf
-        )
-        last = self.gpus - 1
-        for name, text in {
-            "slurm.conf": conf,
-            "gres.conf": f"Name=gpu Type=h100 File=/dev/nvidia[0-{last}]\n",
-            "cgroup.conf": "CgroupPlugin=disabled\n",
-            "plugstack.conf": "",
-        }.items():
-            self.path(HEAD, f"/etc/slurm/{name}").write_text(text)
 
     def _daemon(self, number: int, command: str) -> None:
         self.run("bash", "-c", f"{command} </dev/null >/dev/null 2>&1", on=number)
