@@ -45,7 +45,7 @@ def write(path, text):
 def run(seconds, *command):
     """(exit code, output); the code is None when the program is missing or does not answer in time."""
     with suppress(OSError):
-        child = Popen(command, stdout=PIPE, stderr=DEVNULL, text=True, start_new_session=True)  # noqa: S603
+        child = Popen(command, stdout=PIPE, stderr=DEVNULL, text=True, start_new_session=True)
         try:
             output, _ = child.communicate(timeout=seconds)
         except TimeoutExpired:
