@@ -312,6 +312,14 @@ def test_the_reason_of_a_node_that_is_back_counts_for_nothing(host, stale: str):
     assert host.slurm.asked == ["fail Action:Reboot"]
 
 
+@pytest.mark.parametrize("state", ["[]", "{", '{"boot": "one\\n"}', ""])
+def test_a_state_that_is_broken_or_of_another_version_is_begun_anew(host, state: str):
+    host.write("run/trainshed/health.json", state)
+    host.xid(79)
+    assert counted(host.check()) == {79: 1}
+    assert host.slurm.asked == ["fail Action:Replace"]
+
+
 def test_an_action_is_asked_for_until_it_is_seen(host):
     """A controller that has just started says yes and forgets it when the node registers."""
     host.xid(79)
@@ -411,7 +419,9 @@ def test_a_probe_that_hangs_stays_the_only_one(host, monkeypatch):
     tool(host, monkeypatch, "stat", f"echo >>{host.root}/tried")
     with subprocess.Popen(["flock", host.root / "run/trainshed/lustre.lock", "sleep", "60"]) as stuck:
         time.sleep(0.3)
+        began = time.monotonic()
         assert host.check()["checks"] == {"lustre": "lustre does not answer"}
+        assert time.monotonic() - began < 5, "it is not waited for either"
         subprocess.run(["pkill", "-P", str(stuck.pid)], check=True)
     assert not (host.root / "tried").exists()
 
