@@ -53,9 +53,11 @@ class Cache:
         self._wait_s = wait_s
         self._expected: dict[str, int] = {}
         with disk_errors("cache.directory", self.root):
-            for directory in (self.root.parent.parent, self.root.parent, self.root):
-                # Others may own caches beside ours in a shared directory; ours is closed to them.
-                directory.mkdir(exist_ok=True, parents=True, mode=0o700 if directory == self.root else 0o777)
+            shared = self.root.parent.parent
+            if not shared.exists():
+                shared.mkdir(exist_ok=True, parents=True)
+                shared.chmod(0o1777)  # others may have caches beside ours, which is closed to them
+            self.root.mkdir(exist_ok=True, parents=True, mode=0o700)
             self.root.joinpath(".ledger").touch()
         with self._ledger():
             self._count()

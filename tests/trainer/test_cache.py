@@ -146,6 +146,7 @@ def test_users_and_runs_do_not_meet(tmp_path):
     assert one.root != two.root
     assert one.root.parent.name
     assert oct(one.root.stat().st_mode)[-3:] == "700"
+    assert oct((tmp_path / "c").stat().st_mode)[-4:] == "1777", "other users make theirs beside it"
 
 
 def test_unusable_directories_are_one_message(tmp_path):
