@@ -341,7 +341,7 @@ class Nodes(Section):
         "live", "Time servers.", (TIME_SERVICE,), min_length=1
     )
     xids: dict[
-        Annotated[str, Field(pattern=r"^[0-9]{1,4}$")], Literal["replace", "reboot", "drain", "none"]
+        Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}$")], Literal["replace", "reboot", "drain", "none"]
     ] = _field("live", "What an XID of an NVIDIA GPU leads to, where it is not docs/xids.md's default.", dict)
 
 

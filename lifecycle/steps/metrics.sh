@@ -17,5 +17,7 @@ service node-exporter "$program --web.listen-address=127.0.0.1:9100 --collector.
 [[ $node_gres == gpu:* ]] || exit 0
 changed=
 program=$(command -v dcgm-exporter) || stop "dcgm-exporter is not there: run \`trainshed mirror\`, or use an AMI that has it"
-# DCGM gives profiling fields to root alone.
-service gpu-exporter "$program --address 127.0.0.1:9400" root
+echo 'd /run/trainshed/gpu-jobs 755 root root' | place 644 /etc/tmpfiles.d/trainshed-gpu-jobs.conf
+systemd-tmpfiles --create /etc/tmpfiles.d/trainshed-gpu-jobs.conf
+# DCGM gives profiling fields to root alone. The prolog writes which job has which GPU.
+service gpu-exporter "$program --address 127.0.0.1:9400 --hpc-job-mapping-dir /run/trainshed/gpu-jobs" root

@@ -10,6 +10,8 @@ changed=
 wrong=slurmctld
 [ "$node_role" != controller ] || wrong=slurmd
 [ "$(systemctl is-enabled "$wrong" 2>/dev/null || true)" = masked ] || systemctl --quiet mask --now "$wrong"
+# A login node takes no jobs, from now on and not after the first interval.
+[ "$node_role" != login ] || "$home/lifecycle/health/check.py"
 [ "$node_role" = controller ] || exit 0
 
 conf=/opt/slurm/etc
