@@ -27,7 +27,7 @@ class ClusterStack(RegionStack):
 
     def __init__(
         self, scope: Construct, construct_id: str, *, platform: PlatformPlan, plan: RegionPlan,
-        cluster: ClusterPlan, network: NetworkStack, storage: StorageStack,
+        cluster: ClusterPlan, network: NetworkStack, storage: StorageStack, pulls_from: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(scope, construct_id, region=plan.region, account=platform.account)
         name = f"{platform.name}-{cluster.name}"
@@ -62,7 +62,7 @@ class ClusterStack(RegionStack):
                 self, f"{role.title()}Role", node_role=role, cluster_name=name, prefix=cluster.name,
                 security_group=network.efa.security_group, lifecycle_bucket=storage.lifecycle,
                 key=network.key, datasets=storage.datasets, checkpoints=storage.checkpoints,
-                secret_arn=cluster.accounting and cluster.accounting.secret_arn,
+                secret_arn=cluster.accounting and cluster.accounting.secret_arn, pulls_from=pulls_from,
                 watches_alarms=any(g.watches_alarms for g in cluster.groups if g.role == role),
             ).role_arn
             for role in kinds

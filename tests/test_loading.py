@@ -152,6 +152,20 @@ FULL = {
             },
         }
     },
+    "workload": {
+        "image": "build",
+        "base_image": "public.ecr.aws/deep-learning-containers/pytorch:2.13-cu133-amzn2023",
+        "architecture": "x86_64",
+        "evaluation": {
+            "instance_type": "ml.g6.12xlarge",
+            "zone": "use2-az1",
+            "at_once": 2,
+            "max_hours": 3,
+            "volume_gb": 100,
+            "data": "driving/val",
+            "tokenizer": "models/tokenizer",
+        },
+    },
 }
 DROP = object()
 GROUP, FS, REGION = "clusters.train.groups.p5", "storage.lustre.main", "regions.us-east-2"
@@ -522,7 +536,7 @@ REGIONAL = {
     "nowhere": ("clusters.trian.lustre", "`trian` in clusters", "did you mean train?"),
     "below a value": (f"{GROUP}.count.x", "a path to a field"),
     "beyond a list": (f"{FS}.associations.7.path", "`7`", "nothing there"),
-    "what holds for all": ("name", "paths under network, storage or clusters", "every region"),
+    "what holds for all": ("name", "paths under network, storage, clusters or workload", "every region"),
     "another region": ("regions.us-west-2", "paths under"),
     "empty": ("", "paths under"),
     "unknown field": (f"{GROUP}.cuont", "did you mean count?"),

@@ -7,7 +7,7 @@ from decimal import Decimal
 from ipaddress import IPv4Network
 from math import ceil
 
-from .deployment import Cluster, Deployment, ExistingVpc, Group, Lustre, PatchingEntry, RegionEntry
+from .deployment import Cluster, Deployment, ExistingVpc, Group, Lustre, PatchingEntry, RegionEntry, Workload
 from .planning.addressing import check_pool
 from .planning.demand import group_claim
 from .planning.model import (
@@ -35,6 +35,7 @@ from .planning.storage import (
     gib_from_tib,
 )
 from .planning.suggest import did_you_mean
+from .planning.workload import BUILD, EvaluationPlan, WorkloadPlan
 
 GROWTH = Decimal("1.5")
 
@@ -81,6 +82,7 @@ def _region(name: str, seen: Deployment, wrong: list[Problem]) -> RegionPlan:
             throughput_mbps=home.throughput_mbps or LEAST_THROUGHPUT_MBPS[kind],
         ),
         clusters=tuple(_cluster(n, c, seen, default) for n, c in seen.clusters.items()),
+        workload=seen.workload and _workload(seen.workload, default),
         warnings=warnings,
     )  # fmt: skip
 
@@ -268,3 +270,13 @@ def _patching(entry: PatchingEntry | None) -> Patching | None:
         rollback_alarms=entry.rolling.rollback_alarms,
     )
     return Patching(schedule=entry.schedule, strategy=entry.strategy, rolling=rolling)
+
+
+def _workload(entry: Workload, default: str) -> WorkloadPlan:
+    jobs = entry.evaluation
+    return WorkloadPlan(
+        image=None if entry.image == BUILD else entry.image,
+        base_image=entry.base_image,
+        architecture=entry.architecture,
+        evaluation=jobs and EvaluationPlan(**{**jobs.model_dump(), "zone": jobs.zone or default}),
+    )

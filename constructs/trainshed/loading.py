@@ -19,7 +19,7 @@ from .planning.suggest import did_you_mean
 from .reading import read_value, read_yaml
 from .validating import fields_at, shown, validate
 
-_REGIONAL = ("network", "storage", "clusters")
+_REGIONAL = ("network", "storage", "clusters", "workload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from .image import pull_from
 from .planning.model import NodeRole
 from .principals import service
 
@@ -60,6 +61,7 @@ class NodeExecutionRole(Construct):
         checkpoints: written by worker nodes, readable from login nodes.
         secret_arn: accounting credentials, for the controller.
         watches_alarms: scheduled updates with rollback need to read alarms.
+        pulls_from: ARN of the repository that login and worker nodes pull the workload's image from.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class NodeExecutionRole(Construct):
         checkpoints: s3.IBucket,
         secret_arn: str | None = None,
         watches_alarms: bool = False,
+        pulls_from: str | None = None,
     ) -> None:
         super().__init__(scope, construct_id)
         statements = [
@@ -87,6 +90,7 @@ class NodeExecutionRole(Construct):
         ]
         if node_role != "controller":
             statements += [_list(datasets), _read(datasets), _list(checkpoints), _read(checkpoints)]
+            statements += pull_from(pulls_from) if pulls_from else ()
         if node_role == "worker":
             write = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
             statements.append(_allow(write, [checkpoints.arn_for_objects("*")]))
