@@ -294,7 +294,7 @@ class Cluster(Section):
     groups: dict[GroupName, Group] = _field("live", "Instance groups by name.", min_length=1, max_length=100)
 
 
-_PREFIX = r"^[^/\s:][^\s:]*[^/\s:]$"
+_PREFIX = r"^[a-zA-Z0-9_.=-]+(/[a-zA-Z0-9_.=-]+)*$"
 
 
 class Evaluation(Section):
@@ -309,13 +309,13 @@ class Evaluation(Section):
         "live",
         "Held-out data: a prefix of the dataset bucket, such as driving/val; default: the recipe's own "
         "`evaluation.url`, which must then be an s3:// address in that bucket.",
-        None, min_length=2, max_length=150, pattern=_PREFIX,
+        None, max_length=150, pattern=_PREFIX,
     )  # fmt: skip
     tokenizer: str | None = _field(
         "live",
         "Folder of the tokenizer: a prefix of the dataset bucket; default: the recipe's own, "
         "which a job finds only if the image holds it.",
-        None, min_length=2, max_length=150, pattern=_PREFIX,
+        None, max_length=150, pattern=_PREFIX,
     )  # fmt: skip
 
 
@@ -326,8 +326,9 @@ class Workload(Section):
         "live", "`build`: from trainer/Dockerfile at deployment; or the address of an image in ECR.", "build"
     )
     base_image: str | None = _field(
-        "live", "What a built image stands on; default: the Dockerfile's.", None, min_length=3, max_length=255
-    )
+        "live", "What a built image stands on; default: the Dockerfile's.", None,
+        max_length=255, pattern=r"^[a-z0-9][a-zA-Z0-9_./:@-]+$",
+    )  # fmt: skip
     architecture: Literal["x86_64", "arm64"] = _field("live", "What a built image is for.", "x86_64")
     evaluation: Evaluation | None = _field("live", "Score each published checkpoint.", None)
 

@@ -49,7 +49,7 @@ class EvaluationJob(Construct):
             *pull_from(repository_arn),
             *_data(checkpoints, datasets),
             _allow(["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"], key.key_arn),
-            *_service(cdk.Stack.of(self), group),
+            *_service(cdk.Stack.of(self), subnet_id, group),
         ]
         document = iam.PolicyDocument.from_json({"Version": "2012-10-17", "Statement": statements})
         role = iam.Role(
@@ -115,13 +115,13 @@ def _data(checkpoints: s3.IBucket, datasets: s3.IBucket) -> list[dict[str, objec
     ]
 
 
-def _service(stack: cdk.Stack, security_group_id: str) -> list[dict[str, object]]:
+def _service(stack: cdk.Stack, subnet_id: str, security_group_id: str) -> list[dict[str, object]]:
     """What SageMaker does in the role's name: logs, metrics, interfaces in the VPC."""
     partition, place = stack.partition, f"{stack.region}:{stack.account}"
     logs = f"arn:{partition}:logs:{place}:log-group:{_LOGS}"
     interfaces = [
         f"arn:{partition}:ec2:{place}:{name}"
-        for name in ("network-interface/*", "subnet/*", f"security-group/{security_group_id}")
+        for name in ("network-interface/*", f"subnet/{subnet_id}", f"security-group/{security_group_id}")
     ]
     namespace = {"cloudwatch:namespace": _LOGS}
     return [

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from aws_cdk import IgnoreMode
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_deployment as deployment
@@ -36,6 +37,11 @@ class WorkloadFiles(Construct):
     ) -> None:  # fmt: skip
         super().__init__(scope, construct_id)
         identity = FunctionRole(self, "Identity", key=key)
+        # CDK grants the whole bucket, and pruning deletes: other data is out of its reach all the same.
+        identity.policy.add_statements(iam.PolicyStatement(
+            effect=iam.Effect.DENY, actions=["s3:DeleteObject*", "s3:PutObject*"],
+            not_resources=[bucket.arn_for_objects(f"{PUBLISHED_TO}/*")],
+        ))  # fmt: skip
         folders = [folder for folder in map(Path(repository).joinpath, FOLDERS) if folder.is_dir()]
         sources = [
             deployment.Source.data("image.json", json.dumps({"uri": image_uri})),
