@@ -12,12 +12,11 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from .image import pull_from
-from .planning.workload import EvaluationPlan
+from .planning.workload import TOKENIZER, EvaluationPlan, evaluation_arguments
 from .principals import service
 from .roles import CREATE_INTERFACES, DESCRIBE_NETWORK, WRITE_LOGS
 
 PYTHON = ("/opt/trainer/bin/python", "-m")
-_SCRATCH, _TOKENIZER = "/tmp/trainshed", "/opt/ml/processing/tokenizer"  # noqa: S108 (the job's own disk)
 _LOGS = "/aws/sagemaker/ProcessingJobs"
 
 
@@ -61,7 +60,7 @@ class EvaluationJob(Construct):
         self.volume_has_key = not plan.has_own_disks
         volume_key = {"VolumeKmsKeyId": key.key_arn} if self.volume_has_key else {}
         inputs = {"InputName": "tokenizer", "S3Input": {
-            "S3Uri": f"{root}/{plan.tokenizer}/", "LocalPath": _TOKENIZER, "S3DataType": "S3Prefix",
+            "S3Uri": f"{root}/{plan.tokenizer}/", "LocalPath": TOKENIZER, "S3DataType": "S3Prefix",
             "S3InputMode": "File",
         }}  # fmt: skip
         self.request: dict[str, object] = {
@@ -69,7 +68,7 @@ class EvaluationJob(Construct):
             "AppSpecification": {
                 "ImageUri": image_uri,
                 "ContainerEntrypoint": [*PYTHON],
-                "ContainerArguments": arguments(plan, data=root),
+                "ContainerArguments": evaluation_arguments(plan, data=root),
             },
             "ProcessingResources": {"ClusterConfig": {
                 "InstanceCount": 1, "InstanceType": plan.instance_type, "VolumeSizeInGB": plan.volume_gb,
@@ -83,22 +82,6 @@ class EvaluationJob(Construct):
             "ProcessingInputs": [inputs] if plan.tokenizer else [],
             "Tags": [{"Key": name, "Value": value} for name, value in tags.items()],
         }  # fmt: skip
-
-
-def arguments(plan: EvaluationPlan, *, data: str) -> list[str]:
-    """`trainer.evaluate` on every GPU; what the recipe says of a cluster's disks is set to the job's."""
-    changes = {
-        "data.cache.directory": _SCRATCH,
-        "data.cache.limit_bytes": plan.volume_gb * 10**9 * 8 // 10,
-        "tracking.jsonl": "null",
-        **({"data.processor.tokenizer": _TOKENIZER} if plan.tokenizer else {}),
-    }
-    return [
-        "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.processes),
-        "-m", "trainer.evaluate", "--checkpoint", "{checkpoint}", "--out", "{out}",
-        *(part for path, value in changes.items() for part in ("--set", f"{path}={value}")),
-        *(["--data", f"{data}/{plan.data}"] if plan.data else []),
-    ]  # fmt: skip
 
 
 def _allow(actions: Sequence[str], *resources: str, **conditions: object) -> dict[str, object]:

@@ -22,9 +22,8 @@ from tests.support import (
     shown,
     statements_of,
 )
-from trainshed.evaluation_job import arguments
 from trainshed.planning.instances import INSTANCE_TYPES
-from trainshed.planning.workload import PROCESSING_FAMILIES, EvaluationPlan
+from trainshed.planning.workload import PROCESSING_FAMILIES, EvaluationPlan, evaluation_arguments
 
 STACK, REGION = "fleet-us-west-2-workload", "us-west-2"
 BUCKET, KEY = "checkpoints-bucket", "exp/run/step-00000020/_PUBLISHED.json"
@@ -592,12 +591,12 @@ def plan(**more: object) -> EvaluationPlan:
     ("kind", "processes"), [("ml.g6.12xlarge", "4"), ("ml.g6.xlarge", "1"), ("ml.m7i.large", "1")]
 )
 def test_a_process_for_each_gpu(kind: str, processes: str) -> None:
-    given = arguments(plan(instance_type=kind), data="s3://data")
+    given = evaluation_arguments(plan(instance_type=kind), data="s3://data")
     assert given[given.index("--nproc-per-node") + 1] == processes
 
 
 def test_data_and_tokenizer_may_be_the_recipe_s_own() -> None:
-    given = arguments(plan(), data="s3://data")
+    given = evaluation_arguments(plan(), data="s3://data")
     assert "--data" not in given
     assert not [argument for argument in given if "tokenizer" in argument]
 

@@ -23,6 +23,9 @@ ADDRESSES_PER_JOB = 2
 PUBLISHED_TO = "trainshed"
 """Prefix in the dataset bucket of recipes, job templates and the image's address."""
 
+SCRATCH, TOKENIZER = "/tmp/trainshed", "/opt/ml/processing/tokenizer"  # noqa: S108 (the job's own disk)
+"""Where a job keeps what it reads: SageMaker mounts its volume at /tmp and /opt/ml/processing."""
+
 _ECR = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?"
     r"/(?P<repository>[a-z0-9]+([._/-]+[a-z0-9]+)*)(:[\w.-]{1,128}|@sha256:[0-9a-f]{64})"
@@ -74,6 +77,27 @@ def repository_of(image: str) -> tuple[str, str, str]:
     if not found:
         raise ValueError(image)
     return found["account"], found["region"], found["repository"]
+
+
+def evaluation_arguments(plan: EvaluationPlan, *, data: str) -> list[str]:
+    """Of `python -m`: `trainer.evaluate` on every GPU, `{checkpoint}` and `{out}` left to fill in.
+
+    What the recipe says of its cluster's disks and services is set to what a job has. `data` is the address
+    of the dataset bucket.
+    """
+    changes = {
+        "data.cache.directory": SCRATCH,
+        "data.cache.limit_bytes": str(plan.volume_gb * 10**9 * 8 // 10),
+        "tracking.jsonl": "null",
+        "tracking.comet": "null",
+        **({"data.processor.tokenizer": TOKENIZER} if plan.tokenizer else {}),
+    }
+    return [
+        "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.processes),
+        "-m", "trainer.evaluate", "--checkpoint", "{checkpoint}", "--out", "{out}",
+        *(part for path, value in changes.items() for part in ("--set", f"{path}={value}")),
+        *(["--data", f"{data}/{plan.data}"] if plan.data else []),
+    ]  # fmt: skip
 
 
 def check_workload(
