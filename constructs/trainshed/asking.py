@@ -278,5 +278,8 @@ def _workload(entry: Workload, default: str) -> WorkloadPlan:
         image=None if entry.image == BUILD else entry.image,
         base_image=entry.base_image,
         architecture=entry.architecture,
-        evaluation=jobs and EvaluationPlan(**{**jobs.model_dump(), "zone": jobs.zone or default}),
-    )
+        evaluation=jobs and EvaluationPlan(
+            instance_type=jobs.instance_type, zone=jobs.zone or default, at_once=jobs.at_once,
+            max_hours=jobs.max_hours, volume_gb=jobs.volume_gb, data=jobs.data, tokenizer=jobs.tokenizer,
+        ),
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import aws_cdk as cdk
 from aws_cdk import aws_cloudwatch as cloudwatch
@@ -55,6 +56,9 @@ class EvaluationTrigger(Construct):
             visibility_timeout=_VISIBILITY, retention_period=cdk.Duration.days(14),
             dead_letter_queue=sqs.DeadLetterQueue(queue=self.dead_letters, max_receive_count=_DELIVERIES),
         )  # fmt: skip
+        to_queue = cast(
+            "events.IRuleTarget", targets.SqsQueue(self.queue, dead_letter_queue=self.dead_letters)
+        )
         events.Rule(
             self, "Published", description="A checkpoint's marker appeared",
             event_pattern=events.EventPattern(
@@ -64,7 +68,7 @@ class EvaluationTrigger(Construct):
                     "object": {"key": [{"suffix": MARKER_SUFFIX}]},
                 },
             ),
-            targets=[targets.SqsQueue(self.queue, dead_letter_queue=self.dead_letters)],
+            targets=[to_queue],
         )  # fmt: skip
         events.Rule(
             self, "Failed", description="An evaluation job failed",
@@ -75,7 +79,7 @@ class EvaluationTrigger(Construct):
                     "ProcessingJobName": [{"prefix": f"{prefix}-"}],
                 },
             ),
-            targets=[targets.SqsQueue(self.dead_letters)],
+            targets=[to_queue],
         )  # fmt: skip
         cloudwatch.Alarm(
             self, "Unscored", alarm_description="Checkpoints without a score: see the dead letters",
@@ -128,8 +132,8 @@ class EvaluationTrigger(Construct):
         )  # fmt: skip
         # One by one, because each message may look at a hundred objects; two at a time is SQS's least.
         lambda_.EventSourceMapping(
-            self, "Messages", target=function, event_source_arn=self.queue.queue_arn, batch_size=1,
-            max_concurrency=2, report_batch_item_failures=True,
+            self, "Messages", target=cast("lambda_.IFunction", function), batch_size=1, max_concurrency=2,
+            event_source_arn=self.queue.queue_arn, report_batch_item_failures=True,
         )  # fmt: skip
 
 

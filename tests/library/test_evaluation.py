@@ -71,6 +71,10 @@ class Cloud:
         for stub in self.stubs.values():
             stub.activate()
         self.asked: list[tuple[str, dict]] = []
+        self.letters: list[dict] = []
+        made["sqs"].meta.events.register(
+            "before-parameter-build.sqs.SendMessage", lambda params, **_: self.letters.append(dict(params))
+        )
         made["sagemaker"].meta.events.register("before-parameter-build.sagemaker", self._note)
         self.sqs = made["sqs"]
         self.starter = self.start.Starter(
@@ -322,6 +326,7 @@ NO_MARKERS = (
 def test_a_malformed_event_is_a_dead_letter_with_one_line(cloud, body: str, capsys) -> None:
     cloud.buries()
     assert cloud.deliver(body) == []
+    assert [letter["MessageBody"] for letter in cloud.letters] == [body]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("[evaluation] dead letter: not an event of S3")
 
@@ -364,21 +369,37 @@ def failed(name: str) -> str:
     return json.dumps({"source": "aws.sagemaker", "detail-type": kind, "detail": detail})
 
 
-def test_a_failed_job_is_tried_again_when_its_letter_comes_back(cloud) -> None:
+def test_a_failed_job_is_a_dead_letter_that_starts_the_next_when_it_is_moved_back(cloud, capsys) -> None:
     """Its name is taken for good, so the next has a name of its own."""
     started(cloud)
     cloud.deliver(published())
-    first = cloud.created()[0]
-    cloud.job("Failed", Environment=first["Environment"])
+    (first,) = cloud.created()
+    name = first["ProcessingJobName"]
+    cloud.job("Failed", Environment=first["Environment"], FailureReason="CapacityError")
+    cloud.marker()
+    cloud.buries()
+    capsys.readouterr()
+    assert cloud.deliver(failed(name)) == []
+    assert capsys.readouterr().out == f"[evaluation] dead letter: {name} failed: CapacityError\n"
+    assert len(cloud.created()) == 1
     cloud.whole()
     cloud.job("Failed")
     cloud.no_job()
     cloud.running()
     cloud.takes()
-    assert cloud.deliver(failed(first["ProcessingJobName"])) == []
+    (letter,) = cloud.letters
+    assert cloud.deliver(letter["MessageBody"]) == []
     second = cloud.created()[1]
-    assert second["ProcessingJobName"] == f"{first['ProcessingJobName']}-2"
+    assert second["ProcessingJobName"] == f"{name}-2"
     assert {**second, "ProcessingJobName": ""} == {**first, "ProcessingJobName": ""}
+
+
+def test_a_job_that_failed_because_its_checkpoint_was_removed_is_no_letter(cloud, capsys) -> None:
+    """Retention goes on while jobs wait for an instance."""
+    cloud.job("Failed", Environment={"BUCKET": BUCKET, "KEY": KEY})
+    cloud.fails("s3", "get_object", "NoSuchKey")
+    assert cloud.deliver(failed("fleet-evaluation-20-a")) == []
+    assert "was removed before it was done" in capsys.readouterr().out
 
 
 def test_after_three_a_human_must_look(cloud, capsys) -> None:
@@ -475,7 +496,8 @@ def test_the_rules_let_through_markers_of_this_bucket_and_failures_of_these_jobs
     assert failures["EventPattern"]["detail"] == {
         "ProcessingJobStatus": ["Failed"], "ProcessingJobName": [{"prefix": "fleet-evaluation-"}],
     }  # fmt: skip
-    assert [t["Arn"] for t in failures["Targets"]] == [{"Fn::GetAtt": [dead, "Arn"]}]
+    (target,) = failures["Targets"]
+    assert target["Arn"]["Fn::GetAtt"][0].startswith("EvaluationQueue")
 
 
 def test_somebody_is_told_of_dead_letters(template) -> None:

@@ -11,11 +11,12 @@ from functools import cache
 from typing import Any
 
 import clients
-from botocore.exceptions import (
-    ClientError,  # pyright: ignore[reportMissingTypeStubs]
-    ParamValidationError,  # pyright: ignore[reportMissingTypeStubs]
+from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
+    ClientError,
+    ParamValidationError,
 )
-from start import Starter, UnfitError, code_of
+from faults import UnfitError, code_of
+from start import Starter
 
 # What SageMaker says of a request that is wrong and stays so.
 _WRONG = ("ValidationException",)
@@ -45,9 +46,12 @@ def _take(record: Mapping[str, Any], starter: Starter, sqs: clients.Sqs) -> None
             raise
         reason = " ".join(str(error).split())[:1000]
         print(f"[evaluation] dead letter: {reason}")  # noqa: T201
+        letter = error.letter if isinstance(error, UnfitError) else None
         attributes = {"reason": {"DataType": "String", "StringValue": reason}}
         sqs.send_message(
-            QueueUrl=os.environ["DEAD_LETTERS"], MessageBody=record["body"], MessageAttributes=attributes
+            QueueUrl=os.environ["DEAD_LETTERS"],
+            MessageBody=letter or record["body"],
+            MessageAttributes=attributes,
         )
 
 

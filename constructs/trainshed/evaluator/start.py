@@ -9,25 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any, cast
+from typing import Any
 
 from botocore.exceptions import ClientError  # pyright: ignore[reportMissingTypeStubs]
 from clients import S3, SageMaker
+from faults import NotYetError, UnfitError, code_of
 
 ATTEMPTS = 3
 FORMAT = "trainshed-checkpoint-1"
 _MARKER = re.compile(r"(?P<run>(?:.*/)?)(?P<name>step-(?P<step>\d{8,}))/_PUBLISHED\.json")
+_STATE_CHANGE = "SageMaker Processing Job State Change"
 _LONGEST_ARGUMENT = 256
 # The API's reference names the first, the service has been seen to answer the second.
 _NO_SUCH_JOB = ("ResourceNotFound", "ValidationException")
-
-
-class UnfitError(Exception):
-    """No further delivery would help: a human must look."""
-
-
-class NotYetError(Exception):
-    """Another delivery may help."""
 
 
 class Starter:
@@ -41,41 +35,49 @@ class Starter:
 
     def take(self, body: str) -> str:
         """Do what a message asks for: a line that says what was done."""
-        bucket, key = self._address(body)
-        match = _MARKER.fullmatch(key)
-        if not match:
-            return f"{key}: no checkpoint's marker"
-        folder, out = (
-            f"s3://{bucket}/{match['run']}{match['name']}",
-            f"{match['run']}evaluations/{match['name']}",
-        )
-        try:
-            marker: bytes = self.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-        except self.s3.exceptions.NoSuchKey:
-            return f"{folder}: removed since"
-        results = self._sizes(bucket, out)
-        if f"{out}.json" in results or f"{out}/evaluation.json" in results:
-            return f"{folder}: has a result"
-        self._check_whole(bucket, key.removesuffix("_PUBLISHED.json"), marker)
-        digest = hashlib.sha256(f"{bucket}/{key}\n".encode() + marker).hexdigest()[:16]
-        request = self._request(folder, f"s3://{bucket}/{out}", {"BUCKET": bucket, "KEY": key})
-        name = f"{self.prefix}-{int(match['step'])}-{digest}"
-        return f"{folder}: {self._start(name, request)}"
-
-    def _address(self, body: str) -> tuple[str, str]:
-        """Bucket and key, of S3's event or of a job that failed."""
         try:
             event = json.loads(body)
             detail = event["detail"]
-            if event["detail-type"] == "SageMaker Processing Job State Change":
-                job = self.sagemaker.describe_processing_job(ProcessingJobName=detail["ProcessingJobName"])
-                return job["Environment"]["BUCKET"], job["Environment"]["KEY"]
+            if event["detail-type"] == _STATE_CHANGE:
+                return self._failed(str(detail["ProcessingJobName"]))
             bucket, key = detail["bucket"]["name"], detail["object"]["key"]
         except (ValueError, KeyError, TypeError) as error:
             raise UnfitError(f"not an event of S3 nor of a job: {type(error).__name__} {error}") from None
         if not (isinstance(bucket, str) and isinstance(key, str)):
             raise UnfitError("not an event of S3: bucket and key are no text")
-        return bucket, key
+        match = _MARKER.fullmatch(key)
+        return self._score(bucket, key, match) if match else f"{key}: no checkpoint's marker"
+
+    def _score(self, bucket: str, key: str, match: re.Match[str]) -> str:
+        run, name = match["run"], match["name"]
+        folder, out = f"s3://{bucket}/{run}{name}", f"{run}evaluations/{name}"
+        marker = self._marker(bucket, key)
+        if marker is None:
+            return f"{folder}: removed since"
+        results = self._sizes(bucket, out)
+        if f"{out}.json" in results or f"{out}/evaluation.json" in results:
+            return f"{folder}: has a result"
+        self._check_whole(bucket, f"{run}{name}/", marker)
+        digest = hashlib.sha256(f"{bucket}/{key}\n".encode() + marker).hexdigest()[:16]
+        request = self._request(folder, f"s3://{bucket}/{out}", {"BUCKET": bucket, "KEY": key})
+        job = f"{self.prefix}-{int(match['step'])}-{digest}"
+        return f"{folder}: {self._start(job, request)}"
+
+    def _failed(self, name: str) -> str:
+        """A failure is for a human to judge, unless its checkpoint was removed under it."""
+        job = self.sagemaker.describe_processing_job(ProcessingJobName=name)
+        bucket, key = (str(job["Environment"][part]) for part in ("BUCKET", "KEY"))
+        if self._marker(bucket, key) is None:
+            return f"{name}: s3://{bucket}/{key} was removed before it was done"
+        reason = f"{name} failed: {job.get('FailureReason', 'no reason given')}"
+        detail = {"bucket": {"name": bucket}, "object": {"key": key}}
+        raise UnfitError(reason, json.dumps({"detail-type": "Object Created", "detail": detail}))
+
+    def _marker(self, bucket: str, key: str) -> bytes | None:
+        try:
+            return self.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        except self.s3.exceptions.NoSuchKey:
+            return None
 
     def _sizes(self, bucket: str, prefix: str) -> dict[str, int]:
         pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
@@ -137,8 +139,3 @@ class Starter:
             if code_of(error) in _NO_SUCH_JOB:
                 return None
             raise
-
-
-def code_of(error: ClientError) -> str:
-    """AWS's code of an error."""
-    return str(cast("Any", error).response["Error"]["Code"])
