@@ -74,7 +74,9 @@ class Workplace:
         s3, files = self.emulator.client("s3"), {"__0_0.distcp": b"weights", ".metadata": b"where"}
         marker = {
             "format": "trainshed-checkpoint-1",
-            "files": {name: {"bytes": len(data), "crc32": 0} for name, data in files.items()},
+            "files": {
+                name: {"bytes": len(data), "crc32": 0} for name, data in files.items() if name != ".metadata"
+            },
         }
         for name, data in files.items() if whole else ():
             s3.put_object(Bucket=bucket, Key=f"{folder}/{name}", Body=data)

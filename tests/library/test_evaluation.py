@@ -29,11 +29,12 @@ STACK, REGION = "fleet-us-west-2-workload", "us-west-2"
 BUCKET, KEY = "checkpoints-bucket", "exp/run/step-00000020/_PUBLISHED.json"
 FOLDER = "exp/run/step-00000020"
 OTHER = "exp/run/step-00000040/_PUBLISHED.json"
-FILES = {"__0_0.distcp": 700, ".metadata": 30}
+DATA = {"__0_0.distcp": 700}
+FILES = {**DATA, ".metadata": 30}
 MARKER = json.dumps(
     {
         "format": "trainshed-checkpoint-1",
-        "files": {name: {"bytes": size, "crc32": 1} for name, size in FILES.items()},
+        "files": {name: {"bytes": size, "crc32": 1} for name, size in DATA.items()},
     }
 ).encode()
 REQUEST = {
