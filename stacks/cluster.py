@@ -28,7 +28,7 @@ class ClusterStack(RegionStack):
 
     def __init__(
         self, scope: Construct, construct_id: str, *, platform: PlatformPlan, plan: RegionPlan,
-        cluster: ClusterPlan, network: NetworkStack, storage: StorageStack,
+        cluster: ClusterPlan, network: NetworkStack, storage: StorageStack, pulls_from: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(scope, construct_id, region=plan.region, account=platform.account)
         name = f"{platform.name}-{cluster.name}"
@@ -41,14 +41,8 @@ class ClusterStack(RegionStack):
         if home:
             mounts.append(Mount(dns_name=home.dns_name, mount_path="/home"))
         scripts = LifecycleScripts(
-            self,
-            "Lifecycle",
-            bucket=storage.lifecycle,
-            prefix=cluster.name,
-            folder=str(LIFECYCLE),
-            entry="on_init_complete.sh",
-            key=network.key,
-            site=cluster.nodes.site,
+            self, "Lifecycle", bucket=storage.lifecycle, prefix=cluster.name, folder=str(LIFECYCLE),
+            entry="on_init_complete.sh", key=network.key, site=cluster.nodes.site,
             settings=settings_of(
                 platform=platform.name, region=plan.region, cluster=cluster, mounts=mounts,
                 lustre_efa=bool(lustre and lustre.plan.efa), log_group=logs.name,
@@ -66,6 +60,7 @@ class ClusterStack(RegionStack):
                 security_group=network.efa.security_group, lifecycle_bucket=storage.lifecycle,
                 key=network.key, datasets=storage.datasets, checkpoints=storage.checkpoints,
                 secrets=cluster.secrets(role), workspace_arn=workspace_arn(self, cluster.nodes.metrics),
+                pulls_from=pulls_from,
                 watches_alarms=any(g.watches_alarms for g in cluster.groups if g.role == role),
             ).role_arn
             for role in kinds

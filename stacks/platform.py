@@ -12,6 +12,7 @@ from .acknowledgements import acknowledge
 from .cluster import ClusterStack
 from .network import NetworkStack
 from .storage import StorageStack
+from .workload import WorkloadStack
 
 
 class Platform(Construct):
@@ -27,12 +28,16 @@ class Platform(Construct):
             for warning in (*region.warnings, *region.addresses.warnings):
                 Annotations.of(network).add_warning_v2("trainshed:plan", warning)
             storage = StorageStack(scope, f"{prefix}-storage", platform=plan, plan=region, network=network)
+            workload = region.workload and WorkloadStack(
+                scope, f"{prefix}-workload", platform=plan, plan=region, workload=region.workload,
+                network=network, storage=storage,
+            )  # fmt: skip
             for cluster in region.clusters:
                 ClusterStack(
                     scope, f"{prefix}-{cluster.name}", platform=plan, plan=region, cluster=cluster,
-                    network=network, storage=storage,
+                    network=network, storage=storage, pulls_from=workload and workload.image.repository_arn,
                 )  # fmt: skip
         scope.node.add_validation(Guards(scope))
-        for key, value in {"trainshed": plan.name, **plan.tags}.items():
+        for key, value in plan.all_tags.items():
             Tags.of(scope).add(key, value)
         acknowledge(scope)

@@ -46,6 +46,7 @@ class StorageStack(RegionStack):
             key=network.key,
             access_logs=access_logs,
             noncurrent_expire_after_days=ages.noncurrent_expire_after_days,
+            events=bool(plan.workload and plan.workload.evaluation),
         )
         self.lifecycle = LifecycleBucket(
             self, "Lifecycle", platform=platform.name, key=network.key, access_logs=access_logs

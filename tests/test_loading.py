@@ -172,9 +172,26 @@ FULL = {
             },
         }
     },
+    "workload": {
+        "image": "build",
+        "base_image": "public.ecr.aws/deep-learning-containers/pytorch:2.13-cu133-amzn2023",
+        "architecture": "x86_64",
+        "evaluation": {
+            "instance_type": "ml.g6.12xlarge",
+            "zone": "use2-az1",
+            "at_once": 2,
+            "max_hours": 3,
+            "volume_gb": 100,
+            "data": "driving/val",
+            "tokenizer": "models/tokenizer",
+        },
+    },
 }
 DROP = object()
 GROUP, FS, REGION = "clusters.train.groups.p5", "storage.lustre.main", "regions.us-east-2"
+JOBS, ECR = "workload.evaluation", "123456789012.dkr.ecr.us-east-2.amazonaws.com/team/trainer:1"
+MUTE = {f"{FS}.associations.1.import_events": []}
+SCORED = {JOBS: {}, **MUTE}
 
 
 def changed(changes: dict, base: dict = BASE) -> dict:
@@ -188,7 +205,7 @@ def changed(changes: dict, base: dict = BASE) -> dict:
         if value is DROP:
             del at[last]
         else:
-            at[int(last) if isinstance(at, list) else last] = value
+            at[int(last) if isinstance(at, list) else last] = copy.deepcopy(value)
     return doc
 
 
@@ -223,6 +240,21 @@ def expect(problems: list, wanted: list[tuple[str, ...]]) -> None:
         assert found.path == path, (path, str(found))
         assert all(w in str(found) for w in words), (words, str(found))
         left.remove(found)
+
+
+def test_a_workload_is_planned_by_region(write):
+    """An image lies in one region, and what a file leaves out is said."""
+    west = ECR.replace("us-east-2", "us-west-2")
+    doc = changed({
+        **SCORED, "workload.image": ECR,
+        "regions.us-west-2": {"zones": ["usw2-az1"], "set": {"workload.image": west, f"{JOBS}.at_once": 8}},
+    })  # fmt: skip
+    here, there = load(write(doc)).plan.regions
+    assert (here.workload.image, there.workload.image) == (ECR, west)
+    assert (here.workload.evaluation.zone, there.workload.evaluation.zone) == ("use2-az1", "usw2-az1")
+    # Two addresses for each instance of a job (AWS).
+    assert [r.addresses.subnet(r.workload.evaluation.claim).reserved for r in (here, there)] == [8, 16]
+    assert load(write(BASE)).plan.regions[0].workload is None
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
@@ -316,6 +348,20 @@ TYPES = [
     ("network.flow_log_retention_days", 8, "given 8", "7, 14"),
     ("network.egress_ports", [0], "greater than or equal to 1"),
     ("version", 2, "given 2", "1"),
+    ("workload", "build", "a section"),
+    ("workload.image", 5, "text"),
+    ("workload.architecture", "amd64", "'x86_64' or 'arm64'"),
+    ("workload.evaluation.at_once", 0, "greater than or equal to 1"),
+    ("workload.evaluation.at_once", 101, "less than or equal to 100"),
+    ("workload.evaluation.max_hours", 0, "greater than or equal to 1"),
+    ("workload.evaluation.max_hours", 121, "less than or equal to 120"),
+    ("workload.evaluation.max_hours", 1.5, "a whole number"),
+    ("workload.evaluation.volume_gb", 29, "greater than or equal to 30"),
+    ("workload.evaluation.volume_gb", 16385, "less than or equal to 16384"),
+    ("workload.evaluation.data", "s3://bucket/val", "given s3://bucket/val"),
+    ("workload.evaluation.data", "/fsx/val", "given /fsx/val"),
+    ("workload.evaluation.tokenizer", "", "given nothing"),
+    ("workload.evaluation.tokenizer", "x" * 151, "at most 150"),
 ]
 
 
@@ -465,6 +511,16 @@ SEMANTIC = {
     "two lustres, none chosen": ({"storage.lustre.scratch": {"capacity_tib": 1.2, "throughput_per_tib": 125}}, [("clusters.train.lustre", "main, scratch")]),
     "home too small": ({"storage.home": {"capacity_gib": 1}}, [("storage.home.capacity_gib", "1 GiB", "64")]),
     "too many nodes": ({f"{GROUP}.count": 3000}, [(GROUP, "short by", "efa-only", "fewer nodes")]),
+    "image elsewhere": ({"workload.image": "docker.io/team/trainer:1"}, [("workload.image", "docker.io", "ACCOUNT.dkr.ecr.us-east-2.amazonaws.com/NAME:TAG")]),
+    "image without a tag": ({"workload.image": ECR.removesuffix(":1")}, [("workload.image", ECR.removesuffix(":1"), "NAME:TAG")]),
+    "image of another region": ({"workload.image": ECR.replace("us-east-2", "us-west-2")}, [("workload.image", "us-west-2", "an image in us-east-2", f"{REGION}.set")]),
+    "base of a finished image": ({"workload.image": ECR, "workload.base_image": "a/b:1"}, [("workload.base_image", "a/b:1", "one of the two")]),
+    "no type of processing": ({**SCORED, f"{JOBS}.instance_type": "ml.p5.48xlarge"}, [(f"{JOBS}.instance_type", "ml.p5.48xlarge", "ml.g6", "did you mean")]),
+    "misspelt type of processing": ({**SCORED, f"{JOBS}.instance_type": "ml.g6.12xlrage"}, [(f"{JOBS}.instance_type", "did you mean ml.g6.12xlarge?")]),
+    "image and jobs of two architectures": ({**SCORED, "workload.architecture": "arm64"}, [(f"{JOBS}.instance_type", "ml.g6.12xlarge, which is x86_64", "arm64")]),
+    "jobs in a zone not listed": ({**SCORED, f"{JOBS}.zone": "use2-az3"}, [(f"{JOBS}.zone", "use2-az3", f"{REGION}.zones")]),
+    "jobs in a local zone": ({"regions": {"us-east-1": {"zones": ["use1-az6", "use1-dfw2-az1"]}}, **SCORED, f"{JOBS}.zone": "use1-dfw2-az1"}, [(f"{JOBS}.zone", "use1-dfw2-az1", "Local Zones")]),
+    "two that set the bucket's notifications": ({JOBS: {}}, [(f"{FS}.associations.1.import_events", "NEW, CHANGED, DELETED", "[] beside workload.evaluation", "write import_events: []")]),
 }  # fmt: skip
 
 
@@ -542,7 +598,7 @@ REGIONAL = {
     "nowhere": ("clusters.trian.lustre", "`trian` in clusters", "did you mean train?"),
     "below a value": (f"{GROUP}.count.x", "a path to a field"),
     "beyond a list": (f"{FS}.associations.7.path", "`7`", "nothing there"),
-    "what holds for all": ("name", "paths under network, storage or clusters", "every region"),
+    "what holds for all": ("name", "paths under network, storage, clusters or workload", "every region"),
     "another region": ("regions.us-west-2", "paths under"),
     "empty": ("", "paths under"),
     "unknown field": (f"{GROUP}.cuont", "did you mean count?"),

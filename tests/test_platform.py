@@ -40,7 +40,9 @@ from trainshed.planning.problems import PlanError
 EXAMPLES = sorted(p.stem for p in (ROOT / "deployments").glob("*.yaml") if not p.name.endswith(".lock.yaml"))
 QUICKSTART = tuple(f"quickstart-us-east-2-{part}" for part in ("network", "storage", "train"))
 FLEET = tuple(
-    f"fleet-{r}-{part}" for r in ("us-east-2", "us-west-2") for part in ("network", "storage", "train")
+    f"fleet-{region}-{part}"
+    for region in ("us-east-2", "us-west-2")
+    for part in ("network", "storage", "train", "workload")
 )
 GUEST = tuple(f"guest-us-east-1-{part}" for part in ("network", "storage", "train"))
 STACKS = {"quickstart": QUICKSTART, "slurm-production": FLEET, "existing-vpc": GUEST}
@@ -120,7 +122,7 @@ def test_what_holds_data_is_protected_from_termination(assembly, example: str):
     protected = {
         n: a["properties"].get("terminationProtection", False) for n, a in assembly(example).stacks.items()
     }
-    assert protected == {name: not name.endswith("-train") for name in STACKS[example]}
+    assert protected == {name: name.endswith(("-network", "-storage")) for name in STACKS[example]}
 
 
 def test_protection_can_be_taken_off(assembly):
@@ -328,7 +330,7 @@ def test_guards_watch_the_whole_app(tmp_path):
     assert "[trainshed:retention]" in (tmp_path / "validation-report.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["network", "storage"])
+@pytest.mark.parametrize("name", ["network", "storage", "workload"])
 def test_a_cluster_is_not_called_like_another_stack(assembly, tmp_path, name: str):
     raw = yaml.safe_load((ROOT / "deployments/quickstart.yaml").read_text(encoding="utf-8"))
     raw["clusters"][name] = raw["clusters"].pop("train")

@@ -372,3 +372,17 @@ def test_an_old_file_that_cannot_be_planned_is_named(tmp_path, capsys):
     (tmp_path / "new.yaml").write_text(yaml.safe_dump(BASE))
     assert main(["plan", str(tmp_path / "new.yaml"), "--against", str(tmp_path / "old.yaml")]) == 2
     assert f"error: {tmp_path / 'old.yaml'}: {GROUP}.count: given two" in capsys.readouterr().err
+
+
+def test_a_workload_comes_goes_and_changes_in_place(compared):
+    links = [{"path": "/out", "bucket": "checkpoints", "import_events": []}]
+    before = {"workload": {"evaluation": {}}, "storage.lustre.main.associations": links}
+    assert compared({"workload": DROP}, before) == {"workload": "retained"}
+    assert compared({"workload.evaluation": None}, before) == {"workload.evaluation": "removed"}
+    assert compared({"workload": {"evaluation": {}}}, {"storage.lustre.main.associations": links}) == {
+        "workload": "added"
+    }
+    jobs = {"workload.evaluation.max_hours": 3, "workload.evaluation.instance_type": "ml.g5.xlarge"}
+    assert compared(jobs, before) == dict.fromkeys(jobs, "live")
+    # The region's first zone, which is what leaving it out means.
+    assert compared({"workload.evaluation.zone": "use2-az1"}, before) == {}

@@ -7,7 +7,17 @@ from decimal import Decimal
 from ipaddress import IPv4Network
 from math import ceil
 
-from .deployment import Cluster, Deployment, ExistingVpc, Group, Lustre, Nodes, PatchingEntry, RegionEntry
+from .deployment import (
+    Cluster,
+    Deployment,
+    ExistingVpc,
+    Group,
+    Lustre,
+    Nodes,
+    PatchingEntry,
+    RegionEntry,
+    Workload,
+)
 from .planning.addressing import check_pool
 from .planning.demand import group_claim
 from .planning.model import (
@@ -36,6 +46,7 @@ from .planning.storage import (
     gib_from_tib,
 )
 from .planning.suggest import did_you_mean
+from .planning.workload import BUILD, EvaluationPlan, WorkloadPlan
 
 GROWTH = Decimal("1.5")
 
@@ -82,6 +93,7 @@ def _region(name: str, seen: Deployment, wrong: list[Problem]) -> RegionPlan:
             throughput_mbps=home.throughput_mbps or LEAST_THROUGHPUT_MBPS[kind],
         ),
         clusters=tuple(_cluster(n, c, seen, default) for n, c in seen.clusters.items()),
+        workload=seen.workload and _workload(seen.workload, default),
         warnings=warnings,
     )  # fmt: skip
 
@@ -296,3 +308,16 @@ def _patching(entry: PatchingEntry | None) -> Patching | None:
         rollback_alarms=entry.rolling.rollback_alarms,
     )
     return Patching(schedule=entry.schedule, strategy=entry.strategy, rolling=rolling)
+
+
+def _workload(entry: Workload, default: str) -> WorkloadPlan:
+    jobs = entry.evaluation
+    return WorkloadPlan(
+        image=None if entry.image == BUILD else entry.image,
+        base_image=entry.base_image,
+        architecture=entry.architecture,
+        evaluation=jobs and EvaluationPlan(
+            instance_type=jobs.instance_type, zone=jobs.zone or default, at_once=jobs.at_once,
+            max_hours=jobs.max_hours, volume_gb=jobs.volume_gb, data=jobs.data, tokenizer=jobs.tokenizer,
+        ),
+    )  # fmt: skip

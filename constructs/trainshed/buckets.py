@@ -6,7 +6,7 @@ All are private, TLS-only and encrypted; data buckets are versioned, logged and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, cast
 
 import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
@@ -72,6 +72,7 @@ class DatasetBucket(_PrivateBucket):
         noncurrent_expire_after_days: when overwritten and deleted versions go, in days.
         infrequent_access_after_days: when objects move to infrequent access, in days; None: never
             (checkpoints are thinned out by the trainer, which knows which ones matter).
+        events: send its notifications to EventBridge.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class DatasetBucket(_PrivateBucket):
         access_logs: s3.IBucket,
         noncurrent_expire_after_days: int,
         infrequent_access_after_days: int | None = None,
+        events: bool = False,
     ) -> None:
         moves = [] if infrequent_access_after_days is None else [
             s3.Transition(
@@ -105,6 +107,15 @@ class DatasetBucket(_PrivateBucket):
                 )
             ],
         )
+        if events:
+            # CDK's own switch brings a function along that writes what CloudFormation can write itself.
+            cast(
+                "s3.CfnBucket", self.node.default_child
+            ).notification_configuration = s3.CfnBucket.NotificationConfigurationProperty(
+                event_bridge_configuration=s3.CfnBucket.EventBridgeConfigurationProperty(
+                    event_bridge_enabled=True
+                )
+            )
 
 
 class LifecycleBucket(_PrivateBucket):

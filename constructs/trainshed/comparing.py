@@ -20,6 +20,7 @@ from .consequences import CONTROLLER_STAYS, ENTRIES, LINKED_TWICE, MEANINGS, MOV
 from .deployment import (
     Association,
     Deployment,
+    Evaluation,
     GivenSubnetEntry,
     Group,
     Home,
@@ -95,7 +96,7 @@ def _plain(seen: Deployment, region: str) -> Deployment:
     lustre = seen.storage.lustre
     only = next(iter(lustre)) if len(lustre) == 1 else None
 
-    def placed(thing: Lustre | Group | Home) -> dict[str, object]:
+    def placed(thing: Lustre | Group | Home | Evaluation) -> dict[str, object]:
         return {"zone": thing.zone or (zones[0] if zones else None)}
 
     def plain(group: Group) -> Group:
@@ -114,8 +115,12 @@ def _plain(seen: Deployment, region: str) -> Deployment:
         })
         for name, cluster in seen.clusters.items()
     }  # fmt: skip
+    workload = seen.workload
+    if workload and (jobs := workload.evaluation):
+        workload = workload.model_copy(update={"evaluation": jobs.model_copy(update=placed(jobs))})
     mine = entry.model_copy(update={"zones": zones, "set": {}})
-    return seen.model_copy(update={"regions": {region: mine}, "storage": storage, "clusters": clusters})
+    parts = {"regions": {region: mine}, "storage": storage, "clusters": clusters, "workload": workload}
+    return seen.model_copy(update=parts)
 
 
 def _sections(old: BaseModel, new: BaseModel, at: str, pattern: str) -> Iterator[Change]:

@@ -83,6 +83,8 @@ ENTRIES: Mapping[str, tuple[Policy, str]] = {
     "storage.home": ("retained", MEANINGS["retained"]),
     "clusters.*": ("removed", MEANINGS["removed"]),
     "clusters.*.groups.*": ("removed", MEANINGS["removed"]),
+    "workload": ("retained", "its stack leaves the app but stays deployed until you destroy it by name"),
+    "workload.evaluation": ("removed", "no further checkpoint is scored; results stay"),
 }
 """What becomes of a section that is taken out; every one of them can be added at any time."""
 

@@ -358,6 +358,45 @@ class Cluster(Section):
     groups: dict[GroupName, Group] = _field("live", "Instance groups by name.", min_length=1, max_length=100)
 
 
+_PREFIX = r"^[a-zA-Z0-9_.=-]+(/[a-zA-Z0-9_.=-]+)*$"
+
+
+class Evaluation(Section):
+    """Jobs off the clusters that score each published checkpoint once."""
+
+    instance_type: str = _field("live", "Type of SageMaker Processing.", "ml.g6.12xlarge")
+    zone: str | None = _field("live", "Zone id; default: the region's first zone.", None)
+    at_once: Whole = _field("live", "Jobs at a time; addresses are kept for them.", 4, ge=1, le=100)
+    max_hours: Whole = _field("live", "Hours after which a job is stopped.", 2, ge=1, le=120)
+    volume_gb: Whole = _field("live", "Disk of a job, in GB.", 200, ge=30, le=16384)
+    data: str | None = _field(
+        "live",
+        "Held-out data: a prefix of the dataset bucket, such as driving/val; default: the recipe's own "
+        "`evaluation.url`, which must then be an s3:// address in that bucket.",
+        None, max_length=150, pattern=_PREFIX,
+    )  # fmt: skip
+    tokenizer: str | None = _field(
+        "live",
+        "Folder of the tokenizer: a prefix of the dataset bucket; default: the recipe's own, "
+        "which a job finds only if the image holds it.",
+        None, max_length=150, pattern=_PREFIX,
+    )  # fmt: skip
+
+
+class Workload(Section):
+    """The trainer: its image, and its recipes and job templates on the clusters' file systems."""
+
+    image: str = _field(
+        "live", "`build`: from trainer/Dockerfile at deployment; or the address of an image in ECR.", "build"
+    )
+    base_image: str | None = _field(
+        "live", "What a built image stands on; default: the Dockerfile's.", None,
+        max_length=255, pattern=r"^[a-z0-9][a-zA-Z0-9_./:@-]+$",
+    )  # fmt: skip
+    architecture: Literal["x86_64", "arm64"] = _field("live", "What a built image is for.", "x86_64")
+    evaluation: Evaluation | None = _field("live", "Score each published checkpoint.", None)
+
+
 class Deployment(Section):
     """A whole deployment file."""
 
@@ -372,6 +411,7 @@ class Deployment(Section):
     network: Network = _field("live", "Network.", Network)
     storage: Storage = _field("live", "Storage.", Storage)
     clusters: dict[Name, Cluster] = _field("live", "Clusters by name.", dict)
+    workload: Workload | None = _field("live", "What is trained with; default: bring your own.", None)
 
 
 def json_schema() -> dict[str, Any]:

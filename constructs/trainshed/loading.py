@@ -20,7 +20,7 @@ from .reading import read_value, read_yaml
 from .site import with_sites
 from .validating import fields_at, shown, validate
 
-_REGIONAL = ("network", "storage", "clusters")
+_REGIONAL = ("network", "storage", "clusters", "workload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from .planning.endpoints import endpoints_for
 from .planning.instances import INSTANCE_TYPES, InstanceType, InterfaceType, Orchestrator
 from .planning.model import ClusterPlan, InstanceGroupPlan, RegionPlan
 from .planning.storage import LustrePlan, tib_from_gib
+from .planning.workload import WorkloadPlan
 
 if TYPE_CHECKING:
     from .loading import Loaded
@@ -129,6 +130,8 @@ def _region(region: RegionPlan) -> Iterator[str]:
         yield from ("", *_cluster(cluster))
     if region.lustre or region.home:
         yield from ("", "  Storage", *_storage(region))
+    if region.workload:
+        yield from ("", *wrapped(f"Workload: {_workload(region.workload)}", "  ", "    "))
     names = endpoints_for(region.network.egress, region.network.endpoints)
     ours = f"Endpoints ({region.network.egress}): gateway s3; interface {', '.join(names) or 'none'}"
     yield from ("", *wrapped("Endpoints: those of the given VPC" if given else ours, "  ", "    "))
@@ -191,6 +194,15 @@ def _lustre(fs: LustrePlan, grow_to: int) -> str:
     else:
         size, speed = fs.storage_class, f"{fs.throughput_mbps} MB/s with room for {grow_to}"
     return f"Lustre in {fs.zone}, {size}, {speed}, {servers}, {'EFA' if fs.efa else 'TCP'}"
+
+
+def _workload(plan: WorkloadPlan) -> str:
+    built = f"built for {plan.architecture} from {plan.base_image or 'the default base'}"
+    image, jobs = f"image {plan.image or built}", plan.evaluation
+    if jobs is None:
+        return f"{image}; checkpoints are not scored"
+    kind, hours = jobs.instance_type, jobs.max_hours
+    return f"{image}; checkpoints scored by at most {jobs.at_once} x {kind} in {jobs.zone}, {hours} h each"
 
 
 def _next(loaded: Loaded, command: str) -> str:

@@ -20,14 +20,12 @@ answers() { scontrol ping | grep -q UP; }
 retry answers || stop "slurmctld does not answer: see /var/log/slurm/slurmctld.log"
 config() { scontrol show config | awk -v name="$1" '$1 == name { print $3 }'; }
 
-shared=${settings_lustre_mount_path:-${settings_home_mount_path:-}}
-state=$shared/.trainshed/slurm-$settings_cluster
+state=${settings_lustre_mount_path:-${settings_home_mount_path:-}}/.trainshed/slurm-$settings_cluster
 user=$(config SlurmUser)
 user=${user%(*}
-if [ -z "$shared" ]; then
-  say "WARNING: no shared file system: queue and history are lost with the controller's root volume"
-elif ! { mkdir -p "$state" && chown "$user" "$state" && chmod 700 "$state"; }; then
-  say "WARNING: $state cannot be made for $user (root squash?): make it once by hand; the state stays where it is"
+owned() { [ "$(stat -c %U "$state")" = "$user" ] || { mkdir -p "$state" && chown "$user" "$state" && chmod 700 "$state"; }; }
+if [[ $state == /.trainshed/* ]] || ! owned 2>/dev/null; then
+  say "WARNING: $state cannot be made for $user: the queue is lost with the controller's root volume (docs/runbooks/update-software.md)"
   state=
 fi
 
@@ -38,7 +36,7 @@ fi
   echo "HealthCheckProgram=$home/lifecycle/health/check.py"
   echo "HealthCheckInterval=60"
   echo "HealthCheckNodeState=ANY,CYCLE"
-  [ -z "$shared" ] || [ -z "$state" ] || echo "StateSaveLocation=$state"
+  [ -z "$state" ] || echo "StateSaveLocation=$state"
 } | place 644 "$conf/trainshed.conf"
 if ! grep -q '^include .*trainshed.conf' "$conf/slurm.conf"; then
   [ -z "$(tail -c 1 "$conf/slurm.conf")" ] || echo >>"$conf/slurm.conf"
@@ -48,9 +46,12 @@ fi
 if [ "$changed" ]; then
   old=$(config StateSaveLocation)
   systemctl stop slurmctld
-  if [ "$shared" ] && [ "$state" ] && [ "$old" != "$state" ] && [ -z "$(ls -A "$state")" ]; then cp -a "$old/." "$state/"; fi
-  [ -z "$shared" ] || printf '[Unit]\nRequiresMountsFor=%s\n' "$shared" | place 644 /etc/systemd/system/slurmctld.service.d/trainshed.conf
-  systemctl daemon-reload
+  if [ "$state" ]; then
+    [ "$(ls -A "$state")" ] || cp -a "$old/." "$state/"
+    printf '[Unit]\nRequiresMountsFor=%s\n' "${state%/.trainshed/*}" |
+      place 644 /etc/systemd/system/slurmctld.service.d/trainshed.conf
+    systemctl daemon-reload
+  fi
   systemctl start slurmctld
   retry answers || stop "slurmctld does not come back: see /var/log/slurm/slurmctld.log"
   scontrol reconfigure

@@ -90,6 +90,7 @@ def _synth(emulator: Emulator, name: str, *arguments: str) -> None:
 
 
 def _deploy(emulator: Emulator, name: str) -> None:
+    emulator.push_images(OUT / name)
     emulator.cdk(
         "deploy", "--app", str(OUT / name), "--all", "--require-approval", "never", "--method", "direct"
     )

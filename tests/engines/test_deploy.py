@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ TABLES = ROOT / "constructs/trainshed/planning/instances.py"
 DEPLOYMENT = ROOT / "deployments/slurm-production.yaml"
 REGION = "us-west-2"
 STACKS = [f"fleet-{REGION}-{name}" for name in ("network", "storage", "train")]
+JOB = "AWS::SageMaker::ProcessingJob"
+WORKLOAD = f"fleet-{REGION}-workload"
 
 
 class Workplace:
@@ -48,6 +50,7 @@ class Workplace:
 
     def deploy(self, assembly: Path, *arguments: str) -> str:
         common = ("--require-approval", "never", "--method", "direct")
+        self.emulator.push_images(assembly)
         return self.emulator.cdk("deploy", "--app", str(assembly), *(arguments or ("--all",)), *common).stdout
 
     def diff(self, assembly: Path) -> int:
@@ -60,6 +63,45 @@ class Workplace:
     def count(self, group: str) -> int:
         groups = self.one("AWS::SageMaker::Cluster")["properties"]["InstanceGroups"]  # type: ignore[index]
         return next(int(g["InstanceCount"]) for g in groups if g["InstanceGroupName"] == group)
+
+    def output(self, stack: str, name: str) -> str:
+        cloudformation = self.emulator.client("cloudformation")
+        outputs = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]["Outputs"]
+        return next(o["OutputValue"] for o in outputs if o["OutputKey"] == name)
+
+    def publish(self, bucket: str, folder: str, *, whole: bool = True) -> bytes:
+        """A checkpoint as the trainer leaves it, as far as the marker tells; the marker comes last."""
+        s3, files = self.emulator.client("s3"), {"__0_0.distcp": b"weights", ".metadata": b"where"}
+        marker = {
+            "format": "trainshed-checkpoint-1",
+            "files": {
+                name: {"bytes": len(data), "crc32": 0} for name, data in files.items() if name != ".metadata"
+            },
+        }
+        for name, data in files.items() if whole else ():
+            s3.put_object(Bucket=bucket, Key=f"{folder}/{name}", Body=data)
+        body = json.dumps(marker).encode()
+        s3.put_object(Bucket=bucket, Key=f"{folder}/_PUBLISHED.json", Body=body)
+        return body
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return [r["properties"] for r in self.emulator.inventory(JOB)]
+
+    def send(self, queue: str, body: str) -> None:
+        sqs = self.emulator.client("sqs")
+        sqs.send_message(QueueUrl=sqs.get_queue_url(QueueName=queue)["QueueUrl"], MessageBody=body)
+
+    def letters(self, queue: str, kind: str = "") -> int:
+        """Messages in a queue: those that wait, or with `NotVisible` those at work."""
+        sqs, name = self.emulator.client("sqs"), f"ApproximateNumberOfMessages{kind}"
+        url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
+        return int(sqs.get_queue_attributes(QueueUrl=url, AttributeNames=[name])["Attributes"][name])
+
+    def settled(self, holds: Callable[[], bool], timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < deadline, "it never came to that"
+            time.sleep(0.5)
 
     def status(self, stack: str) -> str:
         cloudformation = self.emulator.client("cloudformation")
@@ -80,6 +122,7 @@ def place(tmp_path_factory: pytest.TempPathFactory):
 def test_interrupted_deploy_is_taken_up_again(place: Workplace) -> None:
     place.emulator.faults({"type": "AWS::FSx::FileSystem", "action": "create", "times": 1, "delay_s": 20})
     assembly = place.synth("first")
+    place.emulator.push_images(assembly)
     running = place.emulator.start_cdk(
         "deploy", "--app", str(assembly), "--all", "--require-approval", "never", "--method", "direct"
     )
@@ -131,6 +174,68 @@ def test_logs_that_hyperpod_makes_for_itself_get_an_end(place: Workplace) -> Non
     name = f"/aws/sagemaker/Clusters/fleet-train/{cluster['physical_id'].rpartition('/')[2]}"
     groups = place.emulator.client("logs").describe_log_groups(logGroupNamePrefix=name)["logGroups"]
     assert [(g["logGroupName"], g.get("retentionInDays")) for g in groups] == [(name, 90)]
+
+
+def test_recipes_and_the_images_address_are_published(place: Workplace) -> None:
+    s3, bucket = place.emulator.client("s3"), place.output(STACKS[1], "DatasetsBucket")
+    found = {o["Key"] for o in s3.list_objects_v2(Bucket=bucket, Prefix="trainshed/")["Contents"]}
+    recipes = {f"trainshed/recipes/{p.name}" for p in (ROOT / "trainer/recipes").glob("*.yaml")}
+    jobs = {f"trainshed/jobs/{p.name}" for p in (ROOT / "lifecycle/jobs").glob("*") if p.is_file()}
+    assert found == {"trainshed/image.json", *recipes, *jobs}
+    told = json.loads(s3.get_object(Bucket=bucket, Key="trainshed/image.json")["Body"].read())
+    assert told == {"uri": place.output(WORKLOAD, "TrainerImage")}
+
+
+def test_each_published_checkpoint_gets_one_job(place: Workplace) -> None:
+    """Bucket, EventBridge, queue and function as deployed; the job itself is only recorded."""
+    bucket = place.output(STACKS[1], "CheckpointsBucket")
+    markers = {step: place.publish(bucket, f"exp/run/step-{step:08d}") for step in (20, 40)}
+    for step, marker in markers.items():  # the same marker again: an event of its own, delivered twice
+        place.emulator.client("s3").put_object(
+            Bucket=bucket, Key=f"exp/run/step-{step:08d}/_PUBLISHED.json", Body=marker
+        )
+    place.settled(lambda: len(place.jobs()) == 2)
+    queue = place.output(WORKLOAD, "EvaluationQueue").rpartition(":")[2]
+    dead = place.output(WORKLOAD, "EvaluationDeadLetters").rpartition(":")[2]
+    place.send(queue, "no event at all")
+    place.settled(lambda: place.letters(dead) == 1 and place.letters(queue) == 0)
+    jobs = place.jobs()
+    for step, job in zip((20, 40), sorted(jobs, key=lambda j: str(j["ProcessingJobName"])), strict=True):
+        assert job["ProcessingJobName"].startswith(f"fleet-evaluation-{step}-")
+        arguments = job["AppSpecification"]["ContainerArguments"]
+        assert arguments[arguments.index("--checkpoint") + 1] == f"s3://{bucket}/exp/run/step-{step:08d}"
+        assert arguments[arguments.index("--out") + 1] == f"s3://{bucket}/exp/run/evaluations/step-{step:08d}"
+        assert job["AppSpecification"]["ImageUri"] == place.output(WORKLOAD, "TrainerImage")
+
+
+def test_a_failed_job_is_a_dead_letter_that_starts_the_next_attempt(place: Workplace) -> None:
+    bucket = place.output(STACKS[1], "CheckpointsBucket")
+    queue, dead = (
+        place.output(WORKLOAD, n).rpartition(":")[2] for n in ("EvaluationQueue", "EvaluationDeadLetters")
+    )
+    place.emulator.faults({"type": JOB, "action": "run", "times": 1, "message": "CapacityError"})
+    place.publish(bucket, "unlucky/step-00000080")
+    place.settled(lambda: place.letters(dead) == 2)
+    (failed,) = [j for j in place.jobs() if j["ProcessingJobStatus"] == "Failed"]
+    sqs = place.emulator.client("sqs")
+    url = sqs.get_queue_url(QueueName=dead)["QueueUrl"]
+    bodies = [m["Body"] for m in sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]]
+    (letter,) = [body for body in bodies if "unlucky/step-00000080" in body]
+    place.send(queue, letter)
+    place.settled(lambda: len(place.jobs()) == 4)
+    (second,) = [j for j in place.jobs() if j["ProcessingJobName"] == f"{failed['ProcessingJobName']}-2"]
+    assert second["ProcessingJobStatus"] == "InProgress"
+
+
+def test_a_marker_that_came_before_its_files_waits(place: Workplace) -> None:
+    """FSx exports in no order; the function's answer makes the queue deliver the message again."""
+    bucket = place.output(STACKS[1], "CheckpointsBucket")
+    queue = place.output(WORKLOAD, "EvaluationQueue").rpartition(":")[2]
+    place.publish(bucket, "early/step-00000060", whole=False)
+    place.settled(lambda: place.letters(queue, "NotVisible") == 1)
+    time.sleep(2)
+    assert place.letters(queue, "NotVisible") == 1, "it was deleted"
+    assert len(place.jobs()) == 4
 
 
 def test_diff_is_clean_after_deploy(place: Workplace) -> None:

@@ -208,6 +208,7 @@ def test_what_stops_a_node_and_what_does_not(firm):
     cases = [
         missing_certificate, missing_secret, missing_file_system, unreadable_file_system, apt_is_read_only,
         nothing_is_mirrored, a_hook_fails, unlisted, lustre_falls_back, no_scratch,
+        root_is_squashed,
     ]  # fmt: skip
     with ThreadPoolExecutor(4) as pool:
         for case, faults in zip(cases, pool.map(lambda case: tried(firm, case), cases), strict=True):
@@ -318,6 +319,21 @@ def lustre_falls_back(_firm: Firm, node: Node) -> None:
     node.write("/etc/efa-idle", "")
     assert node.provision().returncode == 0
     assert node.read("/var/lib/trainshed/metrics/trainshed_lustre_on_tcp.prom").endswith(" 1\n")
+
+
+def root_is_squashed(_firm: Firm, node: Node) -> None:
+    """Root without its privileges over files stands for nobody; a file system it may list is one that works."""
+    node.run("install -d -o nobody -m 755 /var/lib/lustre")
+    node.upload(settings(), {}, groups(node))
+    assert node.provision().returncode == 0
+    weak = "setpriv --bounding-set -dac_override,-dac_read_search"
+    node.run("chown nobody /var/lib/lustre && rm -rf /var/lib/lustre/.trainshed")
+    done = node.run(f"{weak} bash /opt/trainshed/lifecycle/steps/lustre.sh")
+    assert "root squash" in done.stderr
+    node.run("chmod 700 /var/lib/lustre")
+    done = node.run(f"{weak} bash /opt/trainshed/lifecycle/steps/lustre.sh", check=False)
+    assert done.returncode == 1
+    assert "cannot be read back" in done.stderr
 
 
 def no_scratch(_firm: Firm, node: Node) -> None:

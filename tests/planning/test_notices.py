@@ -17,7 +17,8 @@ from trainshed.planning.model import (
     SubnetPlan,
 )
 from trainshed.planning.notices import warnings_of
-from trainshed.planning.storage import LustrePlan
+from trainshed.planning.storage import AssociationPlan, LustrePlan
+from trainshed.planning.workload import WorkloadPlan
 
 ZONE = "use1-az1"
 
@@ -71,3 +72,23 @@ def test_what_surprises_is_said(plan: RegionPlan, words: str):
 def test_no_system_no_word_of_it():
     (cluster,) = region(group(zone="use1-az2")).clusters
     assert list(warnings_of(replace(region(), lustre=(), clusters=(replace(cluster, lustre=None),)))) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "seen"),
+    [
+        ({"prefix": "", "import_events": ("NEW", "CHANGED")}, True),
+        ({"prefix": "trainshed", "import_events": ("NEW",)}, True),
+        ({"prefix": "text", "import_events": ("NEW",)}, False),
+        ({"prefix": "", "import_events": ("CHANGED",)}, False),
+        ({"prefix": "", "import_events": ("NEW",), "bucket": "checkpoints"}, False),
+    ],
+)
+def test_recipes_that_no_link_brings_to_the_nodes(link: dict[str, object], seen: bool):
+    tie = AssociationPlan(**{"file_system_path": "/datasets", "bucket": "datasets", **link})  # type: ignore[arg-type]
+    plan = region(group())
+    plan = replace(plan, lustre=(replace(plan.lustre[0], associations=(tie,)),))
+    assert list(warnings_of(plan)) == []
+    said = list(warnings_of(replace(plan, workload=WorkloadPlan())))
+    assert (said == []) == seen
+    assert seen or "no association brings new objects under trainshed/" in said[0]

@@ -27,6 +27,7 @@ from trainer.publish import MARKER, name_of
 from trainer.samples import Sample
 from trainer.stores import open_store
 from trainer.synthesize import Scale, generate, synthesize
+from trainshed.planning.workload import SCRATCH, EvaluationPlan, evaluation_arguments
 
 SCALE = Scale(cameras=1, side=32, lidar=64, radar=8)
 STEPS = 60
@@ -343,3 +344,31 @@ def test_pictures_of_what_is_no_run(tmp_path, capsys, content, out, wanted):
     assert plots.main([str(file), "--out", str(tmp_path / out)]) == 2
     (line,) = capsys.readouterr().out.splitlines()
     assert re.search(wanted, line)
+
+
+def test_the_platform_s_evaluation_job_scores_one_checkpoint_in_s3(run, place, tmp_path):
+    """Its arguments as the function fills them in; its disk is the test's."""
+    step = name_of(20)
+    with s3_server("job") as (url, _):
+        for source, prefix in ((run.folder / "checkpoints" / step, f"run/{step}"), (place / "val", "val")):
+            for path in (p for p in source.rglob("*") if p.is_file()):
+                open_store(url).put(path, f"{prefix}/{path.relative_to(source).as_posix()}")
+        plan = EvaluationPlan(
+            instance_type="ml.m7i.large", zone="use2-az1", at_once=1, max_hours=1, volume_gb=30, data="val"
+        )
+        own = {
+            "{checkpoint}": f"{url}/run/{step}",
+            "{out}": f"{url}/run/evaluations/{step}",
+            f"data.cache.directory={SCRATCH}": f"data.cache.directory={tmp_path}",
+        }
+        given = evaluation_arguments(plan, data=url)
+        done = subprocess.run(
+            [sys.executable, "-m", *(own.pop(argument, argument) for argument in given)],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not own
+        report = json.loads(open_store(url).read(f"run/evaluations/{step}/evaluation.json"))
+        assert open_store(url).read(f"run/evaluations/{step}/evaluation.png").startswith(PNG)
+    assert (report["step"], report["samples"]) == (20, 53)
+    assert (report["checkpoint"], report["data"]) == (f"{url}/run/{step}", f"{url}/val")

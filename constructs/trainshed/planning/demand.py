@@ -8,6 +8,7 @@ from .endpoints import INTERFACE_ENDPOINTS, endpoints_for
 from .instances import INSTANCE_TYPES
 from .model import Claim, ClusterPlan, InstanceGroupPlan, RegionPlan
 from .storage import LustrePlan
+from .workload import ADDRESSES_PER_JOB
 
 
 def group_claim(cluster: str, group: str) -> str:
@@ -32,6 +33,12 @@ def claims_of(region: RegionPlan) -> list[Claim]:
         claims.append(Claim(
             name=HOME_CLAIM, zone=region.home.zone, purpose="storage", needed=needed, reserved=needed,
             path="storage.home",
+        ))  # fmt: skip
+    if region.workload and (jobs := region.workload.evaluation):
+        needed = jobs.at_once * ADDRESSES_PER_JOB
+        claims.append(Claim(
+            name=jobs.claim, zone=jobs.zone, purpose="nodes", needed=needed, reserved=needed,
+            path="workload.evaluation.at_once", ways_out=("a smaller at_once",),
         ))  # fmt: skip
     if region.network.vpc_id is None:
         claims += _shared(region, sorted({c.zone for c in claims}))

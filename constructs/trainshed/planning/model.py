@@ -13,6 +13,7 @@ from typing import Literal
 from .instances import INSTANCE_TYPES, InterfaceType, Orchestrator
 from .nodes import NodeServices
 from .storage import LustrePlan, OpenZfsPlan
+from .workload import WorkloadPlan
 
 Purpose = Literal["nodes", "storage", "endpoints", "public"]
 NodeRole = Literal["controller", "login", "worker"]
@@ -250,6 +251,7 @@ class RegionPlan:
     lustre_grow_to: dict[str, int]
     home: OpenZfsPlan | None
     clusters: tuple[ClusterPlan, ...]
+    workload: WorkloadPlan | None = None
     addresses: AddressPlan = field(default_factory=lambda: AddressPlan(blocks=(), subnets=()))
     given: dict[str, str] = field(default_factory=dict[str, str])
     warnings: tuple[str, ...] = ()
@@ -264,6 +266,11 @@ class PlatformPlan:
     protect: bool
     tags: dict[str, str]
     regions: tuple[RegionPlan, ...]
+
+    @property
+    def all_tags(self) -> dict[str, str]:
+        """What every resource is found by."""
+        return {"trainshed": self.name, **self.tags}
 
     @property
     def warnings(self) -> tuple[str, ...]:

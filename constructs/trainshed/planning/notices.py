@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from .instances import INSTANCE_TYPES
 from .model import RegionPlan
 from .regions import offering
+from .workload import PUBLISHED_TO
 
 SAFE_GROUP_COUNT = 20
 DEFAULT_INTERFACE_QUOTA = 5000
@@ -46,6 +47,7 @@ def warnings_of(region: RegionPlan) -> Iterator[str]:
                 )
             if (group.capacity, group.role) == ("spot", "worker") and not cluster.node_recovery:
                 yield f"{group.name}: Spot nodes leave at any time, and node recovery is off"
+    yield from _unseen(region)
     if interfaces > DEFAULT_INTERFACE_QUOTA:
         yield (
             f"{interfaces} network interfaces at the declared growth: AWS's default quota "
@@ -54,3 +56,14 @@ def warnings_of(region: RegionPlan) -> Iterator[str]:
     zones = {s.zone for s in region.addresses.subnets if s.purpose == "public"}
     if len(zones) > DEFAULT_ELASTIC_IP_QUOTA:
         yield f"{len(zones)} NAT gateways: AWS's default quota of Elastic IPs is {DEFAULT_ELASTIC_IP_QUOTA}"
+
+
+def _unseen(region: RegionPlan) -> Iterator[str]:
+    if not region.workload or not region.clusters:
+        return
+    links = [link for fs in region.lustre for link in fs.associations if link.bucket == "datasets"]
+    if not any(PUBLISHED_TO.startswith(link.prefix) and "NEW" in link.import_events for link in links):
+        yield (
+            f"no association brings new objects under {PUBLISHED_TO}/ of the dataset bucket to a file "
+            "system: recipes and job templates stay in S3"
+        )

@@ -17,6 +17,7 @@ from .regions import REGIONS, Region
 from .seating import verify
 from .storage import check_associations, check_lustre, check_openzfs, quota_warnings
 from .suggest import did_you_mean
+from .workload import check_workload
 
 
 def plan_platform(asked: PlatformPlan, locks: Mapping[str, AddressLock] | None = None) -> PlatformPlan:
@@ -112,7 +113,24 @@ def _check_region(region: RegionPlan, known: Region) -> Iterator[Problem]:
                 allowed="regions that have FSx for OpenZFS",
                 fix=f"set storage.home to null under regions.{region.region}.set",
             )  # fmt: skip
+    if region.workload:
+        yield from _check_workload(region, known)
     yield from _check_efa_zones(region)
+
+
+def _check_workload(region: RegionPlan, known: Region) -> Iterator[Problem]:
+    links = {
+        f"storage.lustre.{fs.name}.associations.{number}": link
+        for fs in region.lustre
+        for number, link in enumerate(fs.associations)
+    }
+    workload = region.workload
+    if workload and workload.evaluation:
+        yield from _check_home_zone(region, workload.evaluation.zone, "workload.evaluation.zone")
+    if workload:
+        yield from check_workload(
+            workload, region=region.region, local_zones=known.local_zones, links=links
+        )  # fmt: skip
 
 
 def _check_home_zone(region: RegionPlan, zone: str, path: str) -> Iterator[Problem]:

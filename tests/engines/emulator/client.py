@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -154,6 +155,22 @@ class Emulator:
         policies = ("--cloudformation-execution-policies", "arn:aws:iam::aws:policy/AdministratorAccess")
         # Outside any app, or the CLI would synthesise it first.
         self.cdk("bootstrap", *(f"aws://{ACCOUNT}/{r}" for r in wanted), *policies, cwd=self.state)
+
+    def push_images(self, assembly: Path) -> None:
+        """Put the tags of an assembly's images where CDK would push them, for there is no Docker here.
+
+        The CLI builds no image whose tag is there already, as where CI has pushed it.
+        """
+        for path in sorted(assembly.glob("*.assets.json")):
+            images = json.loads(path.read_text()).get("dockerImages", {}).values()
+            for where in (w for image in images for w in image["destinations"].values()):
+                ecr, tag = self.client("ecr", region=where["region"]), where["imageTag"]
+                with suppress(ecr.exceptions.ImageTagAlreadyExistsException):
+                    ecr.put_image(
+                        repositoryName=where["repositoryName"].replace("${AWS::AccountId}", ACCOUNT),
+                        imageManifest=json.dumps({"tag": tag}),
+                        imageTag=tag,
+                    )
 
     def cdk(
         self,

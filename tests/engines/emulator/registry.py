@@ -23,6 +23,7 @@ from .inventory import Inventory
 from .kinds import Kind
 from .lambdas import AutoDeleteObjects
 from .network import Vpc, VpcCidrBlock
+from .processing import ProcessingApi
 from .recorded import RECORDED
 from .security_groups import Egress, Ingress, SecurityGroup
 from .stores import Bucket, LogGroup
@@ -34,12 +35,14 @@ def install(state: Path, tables: Path, order: int | None) -> None:
     inventory, kinds = Inventory(state / "inventory.json"), dict[str, Kind]()
     occupancy = Occupancy(inventory, kinds)
     kinds |= {kind.type: kind for kind in all_kinds(inventory, occupancy, tables)}
-    Hooks(kinds, inventory, occupancy, Faults(state / "faults.json")).install()
+    faults = Faults(state / "faults.json")
+    Hooks(kinds, inventory, occupancy, faults).install()
     lambdas.install()
     references.install_outputs()
     if order is not None:
         references.install_order(order)
     app.SERVICE_HANDLERS["fsx"] = FsxApi(inventory).handle
+    app.SERVICE_HANDLERS["sagemaker"] = ProcessingApi(inventory, faults).handle
 
 
 def all_kinds(inventory: Inventory, occupancy: Occupancy, tables: Path) -> Iterator[Kind]:
