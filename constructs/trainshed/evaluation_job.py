@@ -12,9 +12,9 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from .image import pull_from
+from .node_policy import CREATE_INTERFACES, DESCRIBE_NETWORK, WRITE_LOGS
 from .planning.workload import TOKENIZER, EvaluationPlan, evaluation_arguments
 from .principals import service
-from .roles import CREATE_INTERFACES, DESCRIBE_NETWORK, WRITE_LOGS
 
 PYTHON = ("/opt/trainer/bin/python", "-m")
 _LOGS = "/aws/sagemaker/ProcessingJobs"

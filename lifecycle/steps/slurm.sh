@@ -30,14 +30,9 @@ if [[ $state == /.trainshed/* ]] || ! owned 2>/dev/null; then
 fi
 
 # Globs: a node that has not come this far yet has no such file, and takes jobs all the same.
-{
-  echo "Prolog=$home/lifecycle/health/prolog*.sh"
-  echo "Epilog=$home/lifecycle/health/epilog*.sh"
-  echo "HealthCheckProgram=$home/lifecycle/health/check.py"
-  echo "HealthCheckInterval=60"
-  echo "HealthCheckNodeState=ANY,CYCLE"
-  [ -z "$state" ] || echo "StateSaveLocation=$state"
-} | place 644 "$conf/trainshed.conf"
+printf '%s\n' "Prolog=$home/lifecycle/health/prolog*.sh" "Epilog=$home/lifecycle/health/epilog*.sh" \
+  "HealthCheckProgram=$home/lifecycle/health/check.py" HealthCheckInterval=60 HealthCheckNodeState=ANY,CYCLE \
+  ${state:+"StateSaveLocation=$state"} | place 644 "$conf/trainshed.conf"
 if ! grep -q '^include .*trainshed.conf' "$conf/slurm.conf"; then
   [ -z "$(tail -c 1 "$conf/slurm.conf")" ] || echo >>"$conf/slurm.conf"
   echo "include trainshed.conf" >>"$conf/slurm.conf"
