@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.machine import need
 from tests.support import ROOT, only
 from trainshed.hyperpod import Mount
 from trainshed.lifecycle import SETTINGS_VERSION
@@ -281,6 +282,8 @@ def test_steps_need_the_standard_library_alone(path: Path):
     assert {name.partition(".")[0] for name in names} <= STDLIB | siblings
 
 
+# Prolog and epilog go on past a failure by design, and jobs speak to git.
+AT_BOOT = sorted([*LIFECYCLE.glob("*.sh"), *LIFECYCLE.glob("steps/*.sh")])
 FETCHES = re.compile(r"\b(curl|wget|git|pip3?|npm|go)\b +\S|https?://")
 APT = re.compile(r"\b(apt|apt-get|dpkg)\b +\S")
 
@@ -292,7 +295,7 @@ def faults(script: str) -> list[str]:
     return fetching + [line for line in code if APT.search(line) and "DPkg::Lock::Timeout" not in line]
 
 
-@pytest.mark.parametrize("path", sorted(LIFECYCLE.glob("**/*.sh")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", AT_BOOT, ids=lambda p: p.name)
 def test_nothing_is_fetched_at_boot_and_apt_waits_for_its_lock(path: Path):
     """C1, C3, C4, C5."""
     assert faults(path.read_text(encoding="utf-8")) == []
@@ -312,10 +315,20 @@ def test_the_lint_would_notice():
     assert faults("# curl x\napt-get -o DPkg::Lock::Timeout=300 install x\nmkdir -p /opt/sagemaker") == []
 
 
-@pytest.mark.parametrize("path", sorted(LIFECYCLE.glob("**/*.sh")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", AT_BOOT, ids=lambda p: p.name)
 def test_scripts_stop_at_the_first_error(path: Path):
     """C13: run, not sourced: nothing returns from outside a function."""
     text = path.read_text(encoding="utf-8")
     assert text.startswith("#!/usr/bin/env bash\n")
     assert "set -euo pipefail" in text or '. "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"\n' in text
     assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+
+
+SCRIPTS = sorted(p for p in LIFECYCLE.rglob("*") if p.suffix in (".sh", ".sbatch"))
+
+
+def test_shellcheck_and_shfmt_find_nothing():
+    need(shellcheck="shellcheck", shfmt="shfmt")
+    for command in (["shellcheck"], ["shfmt", "-i", "2", "-d"]):
+        done = subprocess.run([*command, *SCRIPTS], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout

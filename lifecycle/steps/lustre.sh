@@ -19,7 +19,9 @@ mount_it() {
 }
 folder=$path/.trainshed
 # With root squash root is nobody: what it may not write, it can still list.
-squashed() { { mkdir -p "$folder" && : >"$folder/.root"; } 2>&1 | grep -q 'Permission denied' && ls "$path" >/dev/null; }
+squashed() {
+  [[ $({ mkdir -p "$folder" && : >"$folder/.root"; } 2>&1) == *'Permission denied'* ]] && ls "$path" >/dev/null
+}
 # 8 MiB: several bulk transfers, which is what EFA carries.
 probe() {
   local sum

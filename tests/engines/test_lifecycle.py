@@ -322,7 +322,7 @@ def lustre_falls_back(_firm: Firm, node: Node) -> None:
 
 
 def root_is_squashed(_firm: Firm, node: Node) -> None:
-    """Root without its privileges over files stands for nobody; a file system it may list is one that works."""
+    """Root without its privileges over files stands for nobody; what it may list counts as mounted."""
     node.run("install -d -o nobody -m 755 /var/lib/lustre")
     node.upload(settings(), {}, groups(node))
     assert node.provision().returncode == 0
