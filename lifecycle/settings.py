@@ -10,28 +10,38 @@ from pathlib import Path
 
 VERSION = 2
 REDEPLOY = "deploy both from one commit"
-TOP = {
-    "version",
-    "platform",
-    "cluster",
-    "region",
-    "orchestrator",
-    "lustre",
-    "home",
-    "buckets",
-    "groups",
-    "nodes",
-}
-GROUP = {
-    "role", "instance_type", "partition", "efa_interfaces", "accelerators", "scratch", "vcpus", "gres",
-    "environment",
-}  # fmt: skip
-NODES = {"certificates", "ldap", "metrics", "logs", "containers", "health", "clock"}
+TOP = set(
+    [
+        "version",
+        "platform",
+        "cluster",
+        "region",
+        "orchestrator",
+        "lustre",
+        "home",
+        "buckets",
+        "groups",
+        "nodes",
+    ]
+)
+GROUP = set(
+    [
+        "role",
+        "instance_type",
+        "partition",
+        "efa_interfaces",
+        "accelerators",
+        "scratch",
+        "vcpus",
+        "gres",
+        "environment",
+    ]
+)
 SECTIONS = {
     "lustre": {"dns_name", "mount_name", "mount_path", "efa"},
     "home": {"dns_name", "mount_path"},
     "buckets": {"datasets", "checkpoints", "lifecycle"},
-    "nodes": NODES,
+    "nodes": {"certificates", "ldap", "metrics", "logs", "containers", "health", "clock"},
     "nodes.certificates": {"files", "secret_arn"},
     "nodes.ldap": {"uri", "base", "bind_dn", "bind_secret_arn"},
     "nodes.metrics": {"url", "region", "auth", "secret_arn"},
