@@ -5,6 +5,7 @@ Split into Slurm's detection, its requeue, and our restart. `python -m tests.ben
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -56,7 +57,7 @@ def time_of(site: Research, run: Submitted, text: str) -> float:
 def figures(runs: int = RUNS) -> list[Figure]:
     """Medians of several hosts' deaths."""
     folder = tempfile.TemporaryDirectory(prefix="bench-recovery-")
-    with folder as place, research(Path(place), workers=3, ranks=1, steps=100_000, every=20) as site:
+    with folder as place, research(Path(place), workers=3, ranks=1, steps=100_000, every=5) as site:
         rows = [recover(site) for _ in range(runs)]
     took = {name: round(statistics.median(row[name] for row in rows), 1) for name in rows[0]}
     restart, target = took["restart"], f"≤ {RESTART_S:g}"
@@ -76,7 +77,9 @@ def measure() -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, write."""
-    found = figures()
+    parser = argparse.ArgumentParser(prog="bench_recovery", description=__doc__)
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"hosts that die (default: {RUNS})")
+    found = figures(parser.parse_args().runs)
     dump(found, OUT)
     print(f"{table(found)}\n\n{missed(found)}")
     return 0

@@ -379,6 +379,25 @@ def test_ranks_find_each_other_by_the_steps_nodes(job):
         assert f"1/2 1/2 {first} 20077\n" in told
 
 
+def test_a_rank_that_ends_first_lets_rank_0_say_why(job):
+    """All ranks see a fault of the input; srun kills the others when one has ended."""
+    exits = job.run / "exits"
+    exits.mkdir()
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n1"}
+    ranks = [
+        subprocess.Popen(
+            ["bash", JOBS / "task.sh", exits, "bash", "-c", f"sleep {1 - rank}; exit 2"],
+            env={**job.site.env, **slurm, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+                 "TRAINSHED_NODELIST": ""},
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    until((exits / "1").exists)
+    assert ranks[1].poll() is None
+    assert [rank.wait(20) for rank in ranks] == [2, 2]
+    assert (exits / "0").read_text() == "2\n"
+
+
 def test_auto_resume_is_used_where_srun_offers_it(job):
     job.end(0, 0)
     job.end(0, 0, SRUN_HELP="      --auto-resume=n   HyperPod: replace faulty nodes")

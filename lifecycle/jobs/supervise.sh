@@ -13,7 +13,7 @@ end() {
   exit "$1"
 }
 
-git -C "$run/src" diff --binary HEAD >"$record/$kind-$start.diff" || say "the differences of src are not recorded"
+git -C "$run/src" diff --binary HEAD >"$record/$kind-$start.diff" || say "differences of src are not recorded"
 cp "$run/recipe.yaml" "$record/$kind-$start.yaml"
 say "$kind, start $start, job $SLURM_JOB_ID on $SLURM_JOB_NODELIST"
 
@@ -31,12 +31,14 @@ while read -r _ switch hosts; do
   for host in $(scontrol show hostnames "$hosts"); do path[$host]+=/$switch; done
 done < <(scontrol show topology 2>/dev/null | sort -s -t= -k3,3rn | sed -nE \
   's/^(Switch|Block)Name=(\S+) .*(Level|BlockIndex)=[0-9]+ .*Nodes=(\S+).*/\1 \2 \4/p')
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-TRAINSHED_HOSTS=$(for host in $hosts; do echo "${path[$host]:-} $host"; done | sort -s -V -t' ' -k1,1 | cut -d' ' -f2)
+TRAINSHED_HOSTS=$(for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+  echo "${path[$host]:-} $host"
+done | sort -s -V -t' ' -k1,1 | cut -d' ' -f2)
 export TRAINSHED_HOSTS TRAINSHED_NODELIST=$SLURM_JOB_NODELIST
 
 rm -rf "$exits" && mkdir "$exits"
-options=(--kill-on-bad-exit=1 --distribution=block --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${container[@]}")
+options=(--kill-on-bad-exit=1 --distribution=block --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}")
+options+=("${container[@]}")
 if srun --help 2>/dev/null | grep -q auto-resume; then options+=(--auto-resume=1); fi # HyperPod's own plugin
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 stopped=''

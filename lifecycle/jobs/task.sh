@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# One rank: Slurm's numbers under torchrun's names. Its exit code goes where the job finds it, as srun's is mixed
-# with the signals that ended its peers.
+# One rank: Slurm's numbers under torchrun's names. Its exit code goes where the job finds it, as srun's is
+# mixed with the signals that ended its peers.
 exits=$1
 shift
 ranks=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES)) number=$SLURM_PROCID
@@ -23,4 +23,10 @@ trap : TERM USR1 # the trainer has them, too, and its exit code counts
 "$@"
 code=$?
 ((code == 0)) || echo "$code" >"$exits/$RANK"
+if [[ $code == 2 || $code == 70 ]]; then # rank 0 says why, and the first rank that ends takes it along
+  for ((wait = 0; wait < 60; wait++)); do
+    [[ ! -e $exits/0 ]] || break
+    sleep 1
+  done
+fi
 exit "$code"

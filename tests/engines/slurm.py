@@ -174,9 +174,10 @@ class Cluster:
         os.kill(self.init.pop(number), signal.SIGKILL)
         self._processes.pop(number).wait()
 
-    def restart_controller(self) -> None:
-        """`kill -9` of slurmctld, and a new one that reads its saved state."""
-        self.run("pkill", "-9", "slurmctld")
+    def restart_controller(self, *, how: str = "KILL") -> None:
+        """End slurmctld by a signal and start a new one, which goes on from the state that was saved."""
+        self.run("pkill", f"-{how}", "slurmctld")
+        self.until(lambda: bool(self.run("pgrep", "slurmctld", check=False).returncode), "slurmctld ends")
         self._daemon(HEAD, "slurmctld")
         self.until(
             lambda: self.run("scontrol", "ping", check=False).returncode == 0, "the controller answers"
