@@ -10,33 +10,16 @@ from pathlib import Path
 
 VERSION = 2
 REDEPLOY = "deploy both from one commit"
-TOP = set(
-    [
-        "version",
-        "platform",
-        "cluster",
-        "region",
-        "orchestrator",
-        "lustre",
-        "home",
-        "buckets",
-        "groups",
-        "nodes",
-    ]
-)
-GROUP = set(
-    [
-        "role",
-        "instance_type",
-        "partition",
-        "efa_interfaces",
-        "accelerators",
-        "scratch",
-        "vcpus",
-        "gres",
-        "environment",
-    ]
-)
+# fmt: off
+TOP = {
+    "version", "platform", "cluster", "region", "orchestrator", "lustre", "home", "buckets", "groups",
+    "nodes",
+}
+GROUP = {
+    "role", "instance_type", "partition", "efa_interfaces", "accelerators", "scratch", "vcpus", "gres",
+    "environment",
+}
+# fmt: on
 SECTIONS = {
     "lustre": {"dns_name", "mount_name", "mount_path", "efa"},
     "home": {"dns_name", "mount_path"},

@@ -195,7 +195,7 @@ def test_a_run_is_checked_out_recorded_and_submitted(site):
         assert line in record["train.env"].splitlines()
     command = record["train.env"].splitlines()[-1]
     assert f"checkpoint.folder={site.home}/fsx/checkpoints/{run.name} " in command
-    assert "data.cache.directory=/opt/dlami/nvme/ann " in command
+    assert "data.cache.directory=/opt/dlami/nvme/cache " in command
     assert command.endswith("--set steps=7 --set optimizer.lr=1e-4)"), "what the user sets counts last"
 
 

@@ -38,7 +38,8 @@ esac
   echo "scrape_configs:"
   echo "- {job_name: node, static_configs: [{targets: ['127.0.0.1:9100']}]}"
   [[ $node_gres != gpu:* ]] || echo "- {job_name: gpu, static_configs: [{targets: ['127.0.0.1:9400']}]}"
-  echo "- {job_name: trainer, file_sd_configs: [{files: [/run/trainshed/targets/*.json]}]}"
+  # trainshed-run's port, on the node of rank 0 while a job runs.
+  [ "$node_role" != worker ] || echo "- {job_name: trainer, static_configs: [{targets: ['127.0.0.1:9464']}]}"
   echo "remote_write:"
   echo "- url: $settings_nodes_metrics_url"
   [ -z "$auth" ] || echo "  $auth"

@@ -93,7 +93,7 @@ def test_each_checkpoint_is_scored_once_although_the_evaluation_was_requeued(sit
 def test_two_users_with_the_same_data_have_a_cache_each(site, whole, struck):
     """On the host that both ran on; a second user fails where the first owns the folder."""
     for user, run in (("ben", whole), ("ann", struck)):
-        place = site.cluster.path(1, f"/tmp/{user}/{user}/{run.folder.name}")
+        place = site.cluster.path(1, f"/tmp/cache/{user}/{run.folder.name}")
         shards = [path for path in place.iterdir() if not path.name.startswith(".")]
         assert {path.stat().st_uid for path in [place, *shards]} == {USERS[user]}
         assert len(shards) >= 2
