@@ -229,12 +229,12 @@ def test_changes_that_cannot_be_used_are_told_and_the_table_holds(host, given: o
     host.write("opt/trainshed/settings.json", {"nodes": {"health": {"xids": given}}})
     with pytest.raises(ValueError, match="allowed is a number with none, drain, reboot, replace") as told:
         host.modules.policy.table(given)
-    assert str(told.value).startswith(f"nodes.health.xids: {said}; allowed")
+    assert str(told.value).startswith(f"nodes.xids: {said}; allowed")
     assert str(told.value).endswith("change it and deploy again")
     host.xid(79)
     host.check()
     assert host.slurm.asked == ["fail Action:Replace"]
-    assert f"nodes.health.xids: {said}" in host.said()
+    assert f"nodes.xids: {said}" in host.said()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ def table(changes):
     for xid, action in changes.items() if isinstance(changes, dict) else [(changes, None)]:
         if not re.fullmatch("[1-9][0-9]{0,3}", str(xid)) or action not in ACTIONS:
             allowed = f"allowed is a number with {', '.join(ACTIONS)}; change it and deploy again"
-            raise ValueError(f"nodes.health.xids: {xid!r} is {action!r}; {allowed}")
+            raise ValueError(f"nodes.xids: {xid!r} is {action!r}; {allowed}")
         rules[xid] = {**rules.get(xid, UNKNOWN), "action": action, "recovery": {}}
     return rules
 
