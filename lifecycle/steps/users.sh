@@ -15,14 +15,16 @@ if [ "$settings_nodes_ldap" ]; then
     [ -z "$settings_nodes_ldap_bind_dn" ] || printf 'ldap_default_bind_dn = %s\nldap_default_authtok = %s\n' \
       "$settings_nodes_ldap_bind_dn" "$password"
   } | place 600 /etc/sssd/sssd.conf
+  # Whoever logs in for the first time gets a home.
+  [ -z "$changed" ] || pam-auth-update --enable mkhomedir
   run_unit sssd
 fi
 
 file=$lifecycle/site/users.csv
 [ -s "$file" ] || exit 0
 homes=${settings_home_mount_path:-/home}
-count=0
 while IFS=, read -r name uid key || [ "$name" ]; do
+  name=${name// /} uid=${uid// /} key=${key# }
   case $name in '' | '#'* | name) continue ;; esac
   [[ $name =~ ^[a-z_][a-z0-9_-]{0,31}$ && $uid =~ ^[0-9]+$ ]] || stop "users.csv: $name,$uid is not name,uid"
   owner=$(getent passwd "$uid" | cut -d: -f1 || true)
@@ -41,6 +43,4 @@ while IFS=, read -r name uid key || [ "$name" ]; do
     keys=$homes/$name/.ssh/authorized_keys
     grep -qxF "$key" "$keys" 2>/dev/null || setpriv --reuid "$uid" --regid "$uid" --clear-groups tee -a "$keys" <<<"$key" >/dev/null
   fi
-  count=$((count + 1))
 done < <(tr -d '\r' <"$file" | sed '1s/^\xef\xbb\xbf//')
-say "$count users"

@@ -26,6 +26,7 @@ from tests.support import ROOT
 PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "iproute2", "procps", "ca-certificates", "openssl", "python3",
     "chrony", "rsyslog", "rsyslog-gnutls", "slurmctld", "slurmd", "slurm-client", "munge", "curl",
+    "slapd", "sssd-ldap", "libnss-sss", "libpam-sss",
 )  # fmt: skip
 LOG = "/var/log/provision/provisioning.log"
 UPLOADED = "/tmp/sagemaker-fleet/train"

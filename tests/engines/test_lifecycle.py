@@ -18,8 +18,8 @@ from tests.engines.machine import need
 from tests.engines.node import Node, debian_programs, wait_for
 from tests.support import ROOT
 
-METRICS_SECRET, CA_SECRET = "metrics-login", "more-authorities"
-USERS = "\ufeffname,uid,key\r\n# the team\r\nada,2001,ssh-ed25519 AAAAC3Nz ada@firm\r\n\r\ngrace,2002\r\n"
+METRICS_SECRET, CA_SECRET, BIND_SECRET = "metrics-login", "more-authorities", "directory-login"
+USERS = "\ufeffname,uid,key\r\n# the team\r\nada,2001,ssh-ed25519 AAAAC3Nz ada@firm\r\n\r\ngrace, 2002\r\n"
 BUCKET = "sagemaker-fleet-123456789012-us-east-2"
 
 
@@ -34,6 +34,7 @@ class Firm:
         login = json.dumps({"username": USER, "password": PASSWORD})
         secrets.create_secret(Name=METRICS_SECRET, SecretString=login)
         secrets.create_secret(Name=CA_SECRET, SecretString=other.ca.read_text())
+        secrets.create_secret(Name=BIND_SECRET, SecretString=PASSWORD)
         self.package = package(folder)
 
 
@@ -387,3 +388,70 @@ def test_a_controller_keeps_its_queue_on_the_shared_file_system(firm, node):
     assert node.run("squeue -h -o %i").stdout.split() == []
     assert node.provision().returncode == 0
     assert node.run("squeue -h -o %i").stdout.split() == [job]
+
+
+SLAPD = """include /etc/ldap/schema/core.schema
+include /etc/ldap/schema/cosine.schema
+include /etc/ldap/schema/nis.schema
+modulepath /usr/lib/ldap
+moduleload back_mdb
+TLSCertificateFile /etc/ldap/server.pem
+TLSCertificateKeyFile /etc/ldap/server.key
+database mdb
+suffix "dc=firm"
+directory /var/lib/directory
+access to attrs=userPassword by anonymous auth
+access to * by dn.exact="cn=nodes,dc=firm" read by * none
+"""
+PEOPLE = f"""dn: dc=firm
+objectClass: dcObject
+objectClass: organization
+dc: firm
+o: firm
+
+dn: cn=nodes,dc=firm
+objectClass: organizationalRole
+objectClass: simpleSecurityObject
+cn: nodes
+userPassword: {PASSWORD}
+
+dn: uid=lin,dc=firm
+objectClass: account
+objectClass: posixAccount
+uid: lin
+cn: Lin
+uidNumber: 3001
+gidNumber: 3001
+homeDirectory: /ignored/lin
+"""
+
+
+def test_users_come_from_a_directory_that_the_firms_authority_vouches_for(firm, node):
+    """A real slapd behind TLS; nodes log in with a secret."""
+    for name, path in (("server.pem", firm.authority.cert), ("server.key", firm.authority.key)):
+        node.write(f"/etc/ldap/{name}", path.read_bytes())
+    node.write("/etc/ldap/slapd.conf", SLAPD)
+    node.write("/etc/people.ldif", PEOPLE)
+    node.write("/etc/hosts", node.read("/etc/hosts").replace(f"{node.host} {NAME}", f"127.0.0.1 {NAME}"))
+    node.run("mkdir /var/lib/directory && slapadd -f /etc/ldap/slapd.conf -l /etc/people.ldif")
+    node.run("slapd -f /etc/ldap/slapd.conf -h ldaps:///")
+    ldap = {"uri": f"ldaps://{NAME}", "base": "dc=firm", "bind_dn": "cn=nodes,dc=firm",
+            "bind_secret_arn": BIND_SECRET}  # fmt: skip
+    certificates = {"files": ["corp.pem"], "secret_arn": None}
+    site = {"certificates/corp.pem": firm.authority.ca.read_bytes()}
+    node.upload(settings(ldap=ldap, certificates=certificates), site, groups(node))
+    done = node.provision()
+    assert done.returncode == 0, done.stdout
+    assert failed(node) == []
+    assert node.run("getent passwd lin").stdout == "lin:*:3001:3001:Lin:/home/lin:/bin/bash\n"
+    assert node.run("stat -c %a /etc/sssd/sssd.conf").stdout == "600\n"
+    pid = node.run("systemctl show -P MainPID sssd").stdout
+    assert node.provision().returncode == 0
+    assert node.run("systemctl show -P MainPID sssd").stdout == pid
+
+    # Somebody else's authority: nobody is believed, instead of anybody.
+    other = {"certificates/corp.pem": firm.other.ca.read_bytes()}
+    node.upload(settings(ldap=ldap, certificates=certificates), other, groups(node))
+    assert node.provision().returncode == 0
+    node.run("systemctl stop sssd; rm -f /var/lib/sss/db/*; systemctl start sssd")
+    assert node.run("getent passwd lin", check=False).stdout == ""
