@@ -11,7 +11,7 @@ if [ "$settings_nodes_ldap" ]; then
     printf '[sssd]\nservices = nss, pam, ssh\ndomains = site\n[domain/site]\nid_provider = ldap\n'
     printf 'ldap_uri = %s\nldap_search_base = %s\n' "$settings_nodes_ldap_uri" "$settings_nodes_ldap_base"
     printf 'ldap_tls_cacert = /etc/ssl/certs/ca-certificates.crt\nldap_tls_reqcert = demand\n'
-    printf 'cache_credentials = true\noverride_homedir = %s/%%u\nfallback_shell = /bin/bash\n' "${settings_home_mount_path:-/home}"
+    printf 'cache_credentials = true\noverride_homedir = %s/%%u\ndefault_shell = /bin/bash\n' "${settings_home_mount_path:-/home}"
     [ -z "$settings_nodes_ldap_bind_dn" ] || printf 'ldap_default_bind_dn = %s\nldap_default_authtok = %s\n' \
       "$settings_nodes_ldap_bind_dn" "$password"
   } | place 600 /etc/sssd/sssd.conf
