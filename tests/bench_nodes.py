@@ -91,7 +91,8 @@ def main() -> int:
     arguments = parser.parse_args()
     figures = [*wall(arguments.runs), *size(), *bench_recovery.figures()]
     dump(figures, OUT)
-    told = f"Medians of {arguments.runs} fresh machines, and of {bench_recovery.RUNS} hosts' deaths. {os.cpu_count()} cores."
+    deaths = f"{bench_recovery.RUNS} hosts' deaths"
+    told = f"Medians of {arguments.runs} fresh machines, and of {deaths}. {os.cpu_count()} cores."
     shown = f"{table(figures)}\n\n{told}"
     print(shown)
     if arguments.write:
