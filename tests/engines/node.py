@@ -191,10 +191,12 @@ def debian_programs(*packages: str) -> dict[str, Path]:
     folder = ROOTS / "programs"
     with one_at_a_time("programs"):
         folder.mkdir(exist_ok=True)
-        for package in packages:
-            if not list(folder.glob(f"{package}_*.deb")):
-                _run("apt-get", "-qq", "download", package, cwd=folder)
-                _run("dpkg-deb", "-x", str(next(folder.glob(f"{package}_*.deb"))), str(folder))
+        missing = [package for package in packages if not list(folder.glob(f"{package}_*.deb"))]
+        if missing:
+            _run("apt-get", "-qq", "update")  # a fresh machine has no lists
+        for package in missing:
+            _run("apt-get", "-qq", "download", package, cwd=folder)
+            _run("dpkg-deb", "-x", str(next(folder.glob(f"{package}_*.deb"))), str(folder))
     return {path.name: path for path in (folder / "usr/bin").iterdir()}
 
 
