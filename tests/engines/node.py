@@ -193,7 +193,8 @@ def debian_programs(*packages: str) -> dict[str, Path]:
         folder.mkdir(exist_ok=True)
         missing = [package for package in packages if not list(folder.glob(f"{package}_*.deb"))]
         if missing:
-            _run("apt-get", "-qq", "update")  # a fresh machine has no lists
+            with one_at_a_time("apt"):
+                _run("apt-get", "-qq", "update")  # a fresh machine has no lists
         for package in missing:
             _run("apt-get", "-qq", "download", package, cwd=folder)
             _run("dpkg-deb", "-x", str(next(folder.glob(f"{package}_*.deb"))), str(folder))
