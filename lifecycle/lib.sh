@@ -46,7 +46,8 @@ read_secret() {
 place() {
   local new
   mkdir -p "$(dirname "$2")"
-  new=$(mktemp "$2.XXXXXX")
+  new=$2.new # one name, so that what was interrupted is overwritten and not left
+  install -m 600 /dev/null "$new"
   cat >"$new"
   chmod "$1" "$new"
   if cmp -s "$new" "$2"; then rm "$new"; else mv "$new" "$2" && changed=yes; fi

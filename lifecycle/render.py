@@ -5,28 +5,19 @@ import sys
 from pathlib import Path
 
 
-def packages(manifest, settings_path, node_path, machine):
+def packages(manifest, node_path, machine):
     """`name file sha256` for each program of the mirror that this node wants.
 
     Raises ValueError: a wanted program has no digest.
     """
-    settings, node = _read(settings_path)["nodes"], _read(node_path)
-    gpus = str(node["gres"] or "").startswith("gpu")
-    wanted = {
-        "metrics": bool(settings["metrics"]),
-        "gpu-metrics": bool(settings["metrics"]) and gpus,
-        "cloudwatch": bool(settings["logs"]) and settings["logs"]["to"] == "cloudwatch",
-        "lustre-efa": bool((_read(settings_path)["lustre"] or {}).get("efa"))
-        and bool(node["efa_interfaces"]),
-    }
+    wanted = _read(node_path)["programs"] or ()
     for entry in _read(manifest)["packages"]:
-        if not wanted[entry["for"]] or entry["machine"] not in (machine, "any"):
-            continue
-        if not entry["sha256"]:
-            raise ValueError(
-                f"{entry['name']} has no digest: run `trainshed mirror --pin`, then deploy again"
-            )
-        yield f"{entry['name']} {entry['url'].rpartition('/')[2]} {entry['sha256']}"
+        if entry["for"] in wanted and entry["machine"] in (machine, "any"):
+            if not entry["sha256"]:
+                raise ValueError(
+                    f"{entry['name']} has no digest: run `trainshed mirror --pin`, then deploy again"
+                )
+            yield f"{entry['name']} {entry['url'].rpartition('/')[2]} {entry['sha256']}"
 
 
 def merge(path, more):

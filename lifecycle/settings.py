@@ -17,7 +17,7 @@ TOP = {
 }
 GROUP = {
     "role", "instance_type", "partition", "efa_interfaces", "accelerators", "scratch", "vcpus", "gres",
-    "environment",
+    "environment", "programs",
 }
 # fmt: on
 SECTIONS = {

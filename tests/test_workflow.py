@@ -496,3 +496,9 @@ def test_no_half_made_environment_is_left(site, how):
         process.send_signal(signal.SIGHUP)  # the user's connection broke
         assert process.wait(40) != 0
     assert sorted(path.name for path in (site.user / "venvs").iterdir()) == ["torch"]
+
+
+def test_the_collector_looks_where_runs_put_their_metrics():
+    port = re.search(r"^METRICS_PORT = (\d+)$", (ROOT / "lifecycle/bin/trainshed-run").read_text(), re.M)
+    assert port
+    assert f"127.0.0.1:{port[1]}'" in (ROOT / "lifecycle/steps/collector.sh").read_text()

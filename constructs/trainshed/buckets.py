@@ -13,6 +13,8 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from .planning.nodes import lifecycle_bucket_name
+
 _ABORT_AFTER = cdk.Duration.days(7)
 
 
@@ -132,7 +134,7 @@ class LifecycleBucket(_PrivateBucket):
         super().__init__(
             scope,
             construct_id,
-            bucket_name=f"sagemaker-{platform}-{stack.account}-{stack.region}",
+            bucket_name=lifecycle_bucket_name(platform, stack.account, stack.region),
             key=key,
             server_access_logs_bucket=access_logs,
             server_access_logs_prefix="lifecycle/",

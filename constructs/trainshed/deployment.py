@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeGuard, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .planning.nodes import TIME_SERVICE
+from .planning.nodes import TIME_SERVICE, XidAction
 
 Update = Literal["live", "rolling", "replaces nodes", "never"]
 
@@ -340,9 +340,9 @@ class Nodes(Section):
     clock: tuple[Annotated[str, Field(pattern=r"^[\w.:-]+$")], ...] = _field(
         "live", "Time servers.", (TIME_SERVICE,), min_length=1
     )
-    xids: dict[
-        Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}$")], Literal["replace", "reboot", "drain", "none"]
-    ] = _field("live", "What an XID of an NVIDIA GPU leads to, where it is not docs/xids.md's default.", dict)
+    xids: dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}$")], XidAction] = _field(
+        "live", "What an XID of an NVIDIA GPU leads to, where it is not docs/xids.md's default.", dict
+    )
 
 
 class Cluster(Section):

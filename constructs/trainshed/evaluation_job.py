@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
@@ -12,7 +12,7 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from .image import pull_from
-from .node_policy import CREATE_INTERFACES, DESCRIBE_NETWORK, WRITE_LOGS
+from .node_policy import CREATE_INTERFACES, DESCRIBE_NETWORK, WRITE_LOGS, allow
 from .planning.workload import TOKENIZER, EvaluationPlan, evaluation_arguments
 from .principals import service
 
@@ -47,7 +47,7 @@ class EvaluationJob(Construct):
         statements = [
             *pull_from(repository_arn),
             *_data(checkpoints, datasets),
-            _allow(["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"], key.key_arn),
+            allow(["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"], [key.key_arn]),
             *_service(cdk.Stack.of(self), subnet_id, group),
         ]
         document = iam.PolicyDocument.from_json({"Version": "2012-10-17", "Statement": statements})
@@ -84,17 +84,12 @@ class EvaluationJob(Construct):
         }  # fmt: skip
 
 
-def _allow(actions: Sequence[str], *resources: str, **conditions: object) -> dict[str, object]:
-    found: dict[str, object] = {"Effect": "Allow", "Action": [*actions], "Resource": [*resources]}
-    return {**found, "Condition": conditions} if conditions else found
-
-
 def _data(checkpoints: s3.IBucket, datasets: s3.IBucket) -> list[dict[str, object]]:
     buckets = (checkpoints, datasets)
     return [
-        _allow(["s3:ListBucket"], *(bucket.bucket_arn for bucket in buckets)),
-        _allow(["s3:GetObject"], *(bucket.arn_for_objects("*") for bucket in buckets)),
-        _allow(["s3:PutObject"], checkpoints.arn_for_objects("*evaluations/step-*")),
+        allow(["s3:ListBucket"], [bucket.bucket_arn for bucket in buckets]),
+        allow(["s3:GetObject"], [bucket.arn_for_objects("*") for bucket in buckets]),
+        allow(["s3:PutObject"], [checkpoints.arn_for_objects("*evaluations/step-*")]),
     ]
 
 
@@ -108,8 +103,8 @@ def _service(stack: cdk.Stack, subnet_id: str, security_group_id: str) -> list[d
     ]
     namespace = {"cloudwatch:namespace": _LOGS}
     return [
-        _allow(WRITE_LOGS, logs, f"{logs}:log-stream:*"),
-        _allow(["cloudwatch:PutMetricData"], "*", StringEquals=namespace),
-        _allow(CREATE_INTERFACES, *interfaces),
-        _allow(DESCRIBE_NETWORK, "*"),
+        allow(WRITE_LOGS, [logs, f"{logs}:log-stream:*"]),
+        allow(["cloudwatch:PutMetricData"], ["*"], {"StringEquals": namespace}),
+        allow(CREATE_INTERFACES, interfaces),
+        allow(DESCRIBE_NETWORK, ["*"]),
     ]

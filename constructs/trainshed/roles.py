@@ -18,10 +18,8 @@ from constructs import Construct
 from .image import pull_from
 from .node_policy import allow, everywhere, list_bucket, read_objects, use_key
 from .planning.model import NodeRole
+from .planning.nodes import MIRROR
 from .principals import service
-
-MIRROR = "mirror"
-"""Prefix of the lifecycle bucket under which `trainshed mirror` puts programs, for all clusters."""
 
 
 class NodeExecutionRole(Construct):

@@ -9,7 +9,7 @@ from .hyperpod import Mount
 from .planning.instances import INSTANCE_TYPES
 from .planning.job_environment import gres, job_environment
 from .planning.model import ClusterPlan, InstanceGroupPlan
-from .planning.nodes import NodeServices
+from .planning.nodes import NodeServices, programs_for
 
 
 def settings_of(
@@ -35,12 +35,12 @@ def settings_of(
         },
         "home": home and {"dns_name": home.dns_name, "mount_path": home.mount_path},
         "buckets": dict(buckets),
-        "groups": {group.name: _group(cluster, group) for group in cluster.groups},
+        "groups": {group.name: _group(cluster, group, lustre_efa=lustre_efa) for group in cluster.groups},
         "nodes": _nodes(cluster.nodes, log_group=log_group),
     }  # fmt: skip
 
 
-def _group(cluster: ClusterPlan, group: InstanceGroupPlan) -> dict[str, object]:
+def _group(cluster: ClusterPlan, group: InstanceGroupPlan, *, lustre_efa: bool) -> dict[str, object]:
     kind = INSTANCE_TYPES[group.instance_type]
     return {
         "role": group.role,
@@ -52,6 +52,7 @@ def _group(cluster: ClusterPlan, group: InstanceGroupPlan) -> dict[str, object]:
         "vcpus": kind.vcpus // (2 if group.threads_per_core == 1 else 1),
         "gres": gres(kind),
         "environment": job_environment(kind),
+        "programs": list(programs_for(cluster.nodes, kind, lustre_efa=lustre_efa)),
     }
 
 

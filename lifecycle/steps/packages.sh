@@ -8,7 +8,7 @@ mkdir -p "$programs"
 # name file sha256, one a line, of this machine's architecture
 manifest=$lifecycle/mirror.json
 [ ! -e "$lifecycle/site/mirror.json" ] || manifest=$lifecycle/site/mirror.json
-list=$(python3 "$lifecycle/render.py" packages "$manifest" "$home/settings.json" "$home/node.json" "$(uname -m)") ||
+list=$(python3 "$lifecycle/render.py" packages "$manifest" "$home/node.json" "$(uname -m)") ||
   stop "what to install is unknown, see above"
 missing=0
 while read -r name file sha256; do

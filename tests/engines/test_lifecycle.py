@@ -79,6 +79,7 @@ def settings(**nodes: object) -> dict[str, object]:
     group = {
         "role": "worker", "instance_type": "ml.p5.48xlarge", "partition": "p5", "efa_interfaces": 32,
         "accelerators": 8, "scratch": "/opt/dlami/nvme", "vcpus": 192, "gres": None, "environment": {},
+        "programs": ["metrics"] if nodes.get("metrics") else [],
     }  # fmt: skip
     controller = {**group, "role": "controller", "partition": None, "scratch": None, "efa_interfaces": 0}
     off = {"certificates": {"files": [], "secret_arn": None}, "ldap": None, "metrics": None, "logs": None,

@@ -22,6 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError  # pyright: ignore
 
 from ..planning.instances import INSTANCE_TYPES
 from ..planning.model import PlatformPlan, RegionPlan
+from ..planning.nodes import MIRROR, lifecycle_bucket_name, programs_for
 from ..planning.problems import PlanError, Problem
 
 TRIES = 4
@@ -72,13 +73,8 @@ def wanted(region: RegionPlan, packages: list[Package]) -> Iterator[Package]:
         served = lustre.get(cluster.lustre or "")
         for group in cluster.groups:
             kind = INSTANCE_TYPES[group.instance_type]
-            uses = {
-                "metrics": bool(cluster.nodes.metrics),
-                "gpu-metrics": bool(cluster.nodes.metrics) and kind.is_gpu,
-                "cloudwatch": bool(cluster.nodes.logs) and cluster.nodes.logs.to == "cloudwatch",
-                "lustre-efa": bool(served and served.efa) and kind.efa_interfaces > 0,
-            }
-            asked |= {(use, MACHINES[kind.architecture]) for use, on in uses.items() if on}
+            uses = programs_for(cluster.nodes, kind, lustre_efa=bool(served and served.efa))
+            asked |= {(use, MACHINES[kind.architecture]) for use in uses}
     for package in packages:
         if any(use == package.use and package.machine in (machine, "any") for use, machine in asked):
             yield package
@@ -122,9 +118,9 @@ def mirror(
             _write_pins(manifest, {url: str(package.sha256) for url, package in needed.items()})
         account = plan.account or (_account() if needed else "")
         for region, found in by_region.items():
-            bucket = f"sagemaker-{plan.name}-{account}-{region}"
+            bucket = lifecycle_bucket_name(plan.name, account, region)
             for package in found:
-                key = f"mirror/{needed[package.url].sha256}/{package.file}"
+                key = f"{MIRROR}/{needed[package.url].sha256}/{package.file}"
                 yield _uploaded(region, bucket, key, files[package.url])
     if not needed:
         yield "nothing to mirror: neither metrics nor CloudWatch logs nor Lustre over EFA is on"

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .instances import InstanceType
 from .problems import Problem, either
 
 XidAction = Literal["replace", "reboot", "drain", "none"]
+MIRROR = "mirror"
+"""Prefix of the lifecycle bucket under which `trainshed mirror` puts programs, for all clusters."""
 TIME_SERVICE = "169.254.169.123"  # Amazon Time Sync Service, EC2 User Guide
 _AMP = re.compile(r"https://aps-workspaces\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?/workspaces/(ws-[\w-]+)/")
 
@@ -78,6 +81,22 @@ class NodeServices:
             self.metrics and self.metrics.secret_arn,
         )
         return tuple(arn for arn in found if arn)
+
+
+def lifecycle_bucket_name(platform: str, account: str, region: str) -> str:
+    """Where scripts and programs for nodes lie; AWS's managed node policy demands the prefix."""
+    return f"sagemaker-{platform}-{account}-{region}"
+
+
+def programs_for(nodes: NodeServices, kind: InstanceType, *, lustre_efa: bool) -> tuple[str, ...]:
+    """Which of the mirror's programs a node of a type wants, by what they are for (lifecycle/mirror.json)."""
+    wanted = {
+        "metrics": nodes.metrics is not None,
+        "gpu-metrics": nodes.metrics is not None and kind.is_gpu,
+        "cloudwatch": nodes.logs is not None and nodes.logs.to == "cloudwatch",
+        "lustre-efa": lustre_efa and kind.efa_interfaces > 0,
+    }
+    return tuple(use for use, on in wanted.items() if on)
 
 
 def check_nodes(nodes: NodeServices, *, path: str) -> Iterator[Problem]:
