@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-import traceback
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,7 @@ from trainer.model import build_model
 from trainer.parallel import parallelize
 from trainer.plots import evaluation_picture
 from trainer.publish import MARKER, Marker, NotWholeError, check, check_content, name_of, step_of
-from trainer.resilience import Exit, leave
+from trainer.resilience import Exit, exit_code, leave
 from trainer.source import DataConfig, StreamConfig
 from trainer.state import ModelState, load
 from trainer.together import agreed, from_first
@@ -263,11 +262,4 @@ def _watch(evaluator: Evaluator, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        code = main(sys.argv[1:])
-    except SystemExit as end:  # argparse
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    leave(code)
+    leave(exit_code(main, sys.argv[1:]))

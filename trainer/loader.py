@@ -172,6 +172,7 @@ class Loader:
             batch_sampler=positions,
             collate_fn=_same,
             num_workers=config.workers,
+            multiprocessing_context="fork" if config.workers else None,  # whatever started this rank
             prefetch_factor=config.prefetch if config.workers else None,
             worker_init_fn=partial(init_worker, parent=getpid()),
             pin_memory=torch.cuda.is_available(),

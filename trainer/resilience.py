@@ -14,6 +14,7 @@ import statistics
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -171,6 +172,17 @@ def leave(code: int) -> NoReturn:
     ):
         time.sleep(LOG_READ_S)  # else the agent sees the exit first and reports a crash without a reason
     os._exit(code)
+
+
+def exit_code(main: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """What `main` returns; what argparse exits with; 1 after the traceback of anything unforeseen."""
+    try:
+        return int(main(arguments))
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
 
 
 def dump_traces(folder: str | None, rank: int) -> None:

@@ -60,6 +60,7 @@ def micro_batches(loader: "Loader") -> Iterator[Batch]:
         dataset,
         batch_size=loader.micro_batch,
         num_workers=config.workers,
+        multiprocessing_context="fork" if config.workers else None,  # whatever started this rank
         prefetch_factor=config.prefetch if config.workers else None,
         collate_fn=partial(_collate, loader.processor),
         worker_init_fn=partial(init_worker, parent=os.getpid()),

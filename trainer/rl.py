@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from trainer.model import LanguageActionModel, build_model, freeze
 from trainer.optimizer import build_optimizer
 from trainer.policy import Policy, Scenes
 from trainer.preflight import preflight
-from trainer.resilience import Exit, StopSignal, leave
+from trainer.resilience import Exit, StopSignal, exit_code, leave
 from trainer.rewards import Surroundings, rate_texts
 from trainer.source import DataConfig, Source, StreamConfig
 from trainer.state import ModelState, OptimizerState, load_model
@@ -221,11 +220,4 @@ def evaluate(policy: Policy, held_out: Scenes, recipe: Recipe) -> dict[str, floa
 
 
 if __name__ == "__main__":
-    try:
-        code = main(sys.argv[1:])
-    except SystemExit as end:  # argparse
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    leave(code)
+    leave(exit_code(main, sys.argv[1:]))

@@ -1,8 +1,8 @@
 """A recipe over a grid of values: every point is checked before anything starts, and is a recipe of its own.
 
 `python -m trainer.sweep RECIPE --grid optimizer.lr=1e-4,3e-4 --grid seed=0,1` writes the recipes; `--run
-'torchrun … -m trainer.train {recipe}'` runs them in turn, `--submit 'sbatch … {recipe}'` prints the
-commands. The same command goes on with a sweep. `--report trajectory.ade` ranks the runs.
+'python -m trainer.launch … -m trainer.train {recipe}'` runs them in turn, `--submit 'sbatch … {recipe}'`
+prints the commands. The same command goes on with a sweep. `--report trajectory.ade` ranks the runs.
 """
 
 import argparse

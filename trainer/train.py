@@ -1,4 +1,4 @@
-"""`torchrun … -m trainer.train RECIPE [--set a.b=value …]`: builds a run, resumes it, trains it.
+"""`python -m trainer.launch … -m trainer.train RECIPE [--set a.b=value …]`: builds, resumes, trains a run.
 
 Exit codes are `trainer.resilience.Exit`. The same command starts, restarts and continues a run.
 """
@@ -10,35 +10,33 @@ import os
 import random
 import sys
 import time
-import traceback
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-START = time.monotonic()
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
 
-import numpy as np  # noqa: E402 (the clock above counts the imports)
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-
-from trainer.checkpoint import Checkpointer, CheckpointsFailingError  # noqa: E402
-from trainer.collate import Processor  # noqa: E402
-from trainer.config import Recipe, check_world, load_recipe  # noqa: E402
-from trainer.errors import TrainerError  # noqa: E402
-from trainer.folders import open_folder  # noqa: E402
-from trainer.groups import Group, NoQuorumError, check_batch, own_group  # noqa: E402
-from trainer.live import Live  # noqa: E402
-from trainer.loader import Loader  # noqa: E402
-from trainer.loop import Loop  # noqa: E402
-from trainer.mesh import build_mesh  # noqa: E402
-from trainer.model import LanguageActionModel, build_model  # noqa: E402
-from trainer.optimizer import build_optimizer  # noqa: E402
-from trainer.parallel import parallelize  # noqa: E402
-from trainer.preflight import preflight  # noqa: E402
-from trainer.resilience import Exit, StopSignal, leave  # noqa: E402
-from trainer.state import load_model  # noqa: E402
-from trainer.tracking import Tracker, emit, fatal, peak_flops  # noqa: E402
-from trainer.weights import materialize  # noqa: E402
+from trainer.checkpoint import Checkpointer, CheckpointsFailingError
+from trainer.collate import Processor
+from trainer.config import Recipe, check_world, load_recipe
+from trainer.errors import TrainerError
+from trainer.folders import open_folder
+from trainer.groups import Group, NoQuorumError, check_batch, own_group
+from trainer.live import Live
+from trainer.loader import Loader
+from trainer.loop import Loop
+from trainer.mesh import build_mesh
+from trainer.model import LanguageActionModel, build_model
+from trainer.optimizer import build_optimizer
+from trainer.parallel import parallelize
+from trainer.preflight import preflight
+from trainer.resilience import Exit, StopSignal, exit_code, leave
+from trainer.state import load_model
+from trainer.tracking import Tracker, emit, fatal, peak_flops
+from trainer.weights import materialize
 
 
 def parse(
@@ -55,6 +53,7 @@ def main(arguments: list[str]) -> int:
     """The run's exit code."""
     stop = StopSignal()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    torch.multiprocessing._set_thread_name(f"rank{rank}")  # for ps and top
     try:
         options = parse(arguments)
         recipe = load_recipe(options.recipe, options.set)
@@ -131,7 +130,7 @@ def _run(recipe: Recipe, rank: int, world: int, stop: StopSignal, group: Group |
         mesh=layout,
         parameters=loop.parameters,
         device=name,
-        start_s=round(time.monotonic() - START, 2),
+        start_s=round(time.time() - psutil.Process().create_time(), 2),
     )
     model.train()
     end = loop.run()
@@ -188,7 +187,7 @@ def connect(recipe: Recipe, rank: int, world: int, device: torch.device) -> None
     elif world == 1:
         dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=rank, world_size=world)
     else:
-        raise TrainerError("WORLD_SIZE", world, "1 without a launcher", "start with torchrun")
+        raise TrainerError("WORLD_SIZE", world, "1 without a launcher", "start with trainer.launch")
 
 
 def _seed(recipe: Recipe, rank: int) -> None:
@@ -204,11 +203,4 @@ def _seed(recipe: Recipe, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        code = main(sys.argv[1:])
-    except SystemExit as end:  # argparse
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    leave(code)
+    leave(exit_code(main, sys.argv[1:]))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from .emulator.client import ROOT, Emulator
@@ -49,12 +50,12 @@ class Training:
             self._python("trainer.data", "synthesize", "--out", where, *options)
 
     def run(self, name: str, steps: int, *, kill_at: int | None = None) -> dict[int, tuple[str, str]]:
-        """Train; at a step kill one rank, which torchrun then starts again. Loss and norm by step."""
+        """Train; at a step kill one rank, which the launcher then starts again. Loss and norm by step."""
         log = self.out / f"{name}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 [
-                    PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                    PYTHON, "-m", "trainer.launch", "--standalone", "--nproc-per-node=2",
                     f"--max-restarts={int(kill_at is not None)}", "--monitor-interval=0.2",
                     "-m", "trainer.train", RECIPE, *self._settings(name, steps),
                 ],
@@ -108,10 +109,10 @@ class Training:
             assert process.poll() is None, f"ended before step {step}:\n{log.read_text()[-3000:]}"
             assert time.monotonic() - began < PATIENCE_S, f"no step {step}:\n{log.read_text()[-3000:]}"
             time.sleep(0.05)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for child in children:
-            if b"RANK=1" in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-                os.kill(int(child), signal.SIGKILL)
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # ended meanwhile
+                if (folder / "comm").read_text() == "rank1\n" and (folder / "cwd").readlink() == self.out:
+                    os.kill(int(folder.name), signal.SIGKILL)
         print(f"   kill -9 of rank 1 after step {step}")
 
     def _python(self, module: str, *arguments: object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
+from functools import cache
 from unittest.mock import patch
 
 import torch
@@ -87,15 +89,21 @@ def compare(layouts: dict[str, dict]) -> dict[str, dict]:
     return {name: _compare(dict(layout)) for name, layout in layouts.items()}
 
 
+@cache
+def _alone(layers: int | None, options: str) -> tuple[dict, float, float, dict]:
+    """One process's gradients by name, its loss, their norm, and its weights after a step."""
+    model = built(layers, json.loads(options))
+    expected, loss = gradients(model, [pack([sample(**s) for s in SAMPLES])])
+    norm = float(torch.stack([grad.norm() for grad in expected.values()]).norm())
+    return expected, loss, norm, stepped(model, norm / 2)[0]
+
+
 def _compare(layout: dict) -> dict:
     torch._dynamo.reset()
     micro, broken, options = layout.pop("micro", 1), layout.pop("break", ()), layout.pop("model", {})
     parallel.BACKEND = layout.pop("backend", "aot_eager")
     layers = layout.pop("layers", None)
-    alone = built(layers, options)
-    expected, loss = gradients(alone, [pack([sample(**s) for s in SAMPLES])])
-    norm = float(torch.stack([grad.norm() for grad in expected.values()]).norm())
-    weights, *_ = stepped(alone, norm / 2)
+    expected, loss, norm, weights = _alone(layers, json.dumps(options))
     config = ParallelConfig(**layout)
     mesh = build_mesh(config, dist.get_world_size())
     with ExitStack() as stack:

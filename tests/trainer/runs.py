@@ -1,4 +1,4 @@
-"""Runs of `trainer.train` under torchrun that a test can watch, signal and kill."""
+"""Runs of `trainer.train` under a launcher that a test can watch, signal and kill."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -28,7 +29,7 @@ SMALL = (
 
 
 class Run:
-    """One torchrun (or, with `ranks=0`, one plain process) in its own process group."""
+    """One launcher (or, with `ranks=0`, one plain process) in its own process group."""
 
     def __init__(
         self,
@@ -38,11 +39,12 @@ class Run:
         ranks: int = 2,
         restarts: int = 0,
         environment: dict[str, str] | None = None,
+        launcher: str = "trainer.launch",
     ):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"log-{len(list(folder.glob('log-*')))}"
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        launcher = ["-m", launcher, "--standalone", f"--nproc-per-node={ranks}"]
         launcher += [f"--max-restarts={restarts}", "--monitor-interval=0.1"]
         own = (f"data.streams=[{{url: {data}}}]", f"data.cache.directory={folder}/cache")
         own += (f"checkpoint.folder={folder}/checkpoints", f"tracking.jsonl={folder}/metrics.jsonl")
@@ -101,20 +103,14 @@ class Run:
             raise AssertionError(f"still runs after {timeout} s:\n{self.text()[-6000:]}") from None
 
     def ranks(self) -> dict[int, int]:
-        """Process of each rank alive (loader workers inherit the variable, so the oldest is the rank)."""
-        found: dict[int, psutil.Process] = {}
+        """Process of each rank alive."""
+        found: dict[int, int] = {}
         for process in psutil.process_iter():
-            try:
-                if "trainer.train" not in process.cmdline() or str(self.folder) not in " ".join(
-                    process.cmdline()
-                ):
-                    continue
-                rank = int(process.environ().get("RANK", "-1"))
-                if rank >= 0 and (rank not in found or process.create_time() < found[rank].create_time()):
-                    found[rank] = process
-            except (psutil.Error, OSError):
-                continue
-        return {rank: process.pid for rank, process in found.items()}
+            with suppress(psutil.Error, OSError):  # ended meanwhile
+                name = re.fullmatch(r"rank(\d+)", process.name())
+                if name and process.cwd() == str(self.folder):
+                    found.setdefault(int(name[1]), process.pid)  # its workers are younger
+        return found
 
 
 def steps_of(*runs: Run) -> dict[int, set[tuple[str, str]]]:
