@@ -71,7 +71,7 @@ def test_a_plan_says_what_was_decided(file, run):
     for said in (
         "quickstart: 4 nodes now, 18 at the declared growth, in us-east-2",
         "10.16.0.0/22  primary         1024        1024            53 %",
-        "group/train/p5          use2-az1  10.16.0.0/22     1019   96     544  new",
+        "group/train/p5          use2-az1  10.16.0.0/22     1019   96     544  30 nodes  new",
         "p5          worker      ml.p5.48xlarge      2       16  32 published   32  8 x H100 80 GiB",
         "controller  controller  ml.m5.4xlarge       1        1  1 derived       0  -",
         "main: Lustre in use2-az1, ssd 4.8 TiB with room for 7.2, 1200 MB/s (250 a TiB)",
@@ -80,6 +80,15 @@ def test_a_plan_says_what_was_decided(file, run):
     ):
         assert said in out, out
     assert out.splitlines()[-1] == "Not locked (5 new subnets). Next: `trainshed plan demo.yaml --lock`."
+
+
+def test_a_locked_subnet_takes_as_many_nodes_as_the_plan_says_and_no_more(file, run):
+    assert run("plan", file, "--lock")[0] == 0
+    code, out, _ = run("plan", file, "--set", f"{P5}.count=30", "--set", f"{P5}.grow_to=30")
+    assert (code, "992  30 nodes  locked" in out) == (0, True), out
+    code, _, err = run("plan", file, "--set", f"{P5}.count=31", "--set", f"{P5}.grow_to=31")
+    assert code != 0
+    assert "10.16.0.0/22" in err, err
 
 
 def test_the_next_command_repeats_the_flags(file, run):

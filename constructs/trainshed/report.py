@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .document import addresses_are_published, addresses_per_node, lock_state, subnet_state, types_of, usable
+from .planning.demand import group_claim
 from .planning.endpoints import endpoints_for
 from .planning.instances import INSTANCE_TYPES, InstanceType, InterfaceType, Orchestrator
 from .planning.model import ClusterPlan, InstanceGroupPlan, RegionPlan
@@ -138,14 +139,25 @@ def _region(region: RegionPlan) -> Iterator[str]:
 
 
 def _subnets(region: RegionPlan) -> list[str]:
-    head = ("subnet of", "zone", "CIDR", "usable", "now", "growth", "state")
+    head = ("subnet of", "zone", "CIDR", "usable", "now", "growth", "fits", "state")
+    groups: dict[str, tuple[InstanceGroupPlan, Orchestrator]] = {
+        group_claim(cluster.name, group.name): (group, cluster.orchestrator)
+        for cluster in region.clusters
+        for group in cluster.groups
+    }
     rows: list[tuple[str, ...]] = []
     for s in region.addresses.subnets:
         state = region.given.get(s.claim) or subnet_state(s, region)
-        rows.append(
-            (s.claim, s.zone, str(s.cidr), str(usable(s, region)), str(s.needed), str(s.reserved), state)
-        )
-    return table(head, rows, right=(3, 4, 5))
+        room = usable(s, region)
+        alone = s.claim in groups and s.claim not in region.given
+        fits = f"{_fits(*groups[s.claim], room)} nodes" if alone else "-"
+        rows.append((s.claim, s.zone, str(s.cidr), *map(str, (room, s.needed, s.reserved)), fits, state))
+    return table(head, rows, right=(3, 4, 5, 6))
+
+
+def _fits(group: InstanceGroupPlan, orchestrator: Orchestrator, room: int) -> int:
+    """Nodes that so many addresses are enough for, beside those that replace them meanwhile."""
+    return room // addresses_per_node(group, orchestrator) - group.surge_nodes
 
 
 def _cluster(cluster: ClusterPlan) -> Iterator[str]:
