@@ -38,7 +38,7 @@ def identity(construct: object) -> str:
 
 
 def is_a(construct: object, kind: type[_Kind]) -> TypeGuard[_Kind]:
-    """`isinstance` for classes with many below them: jsii's are abstract, so Python would ask each of those."""
+    """`isinstance` for classes with many below them: as jsii makes them, Python would ask each of those."""
     return kind in type(construct).__mro__
 
 
