@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Network
 
-from aws_cdk import CfnTag, RemovalPolicy, Tags
+from aws_cdk import CfnTag, RemovalPolicy
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_kms as kms
 from constructs import Construct
@@ -44,12 +44,13 @@ class EfaVpc(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         primary = str(addresses.blocks[0])
-        self._cfn = ec2.CfnVPC(
-            self, "Vpc", cidr_block=primary, enable_dns_hostnames=True, enable_dns_support=True
-        )
         # What is asked of CDK often is asked once: each time is a round trip.
-        self._vpc_id, self._path = self._cfn.ref, self.node.path
-        Tags.of(self._cfn).add("Name", self._path)
+        self._path = self.node.path
+        self._cfn = ec2.CfnVPC(
+            self, "Vpc", cidr_block=primary, enable_dns_hostnames=True, enable_dns_support=True,
+            tags=[CfnTag(key="Name", value=self._path)],
+        )  # fmt: skip
+        self._vpc_id = self._cfn.ref
         self._blocks = {
             block: ec2.CfnVPCCidrBlock(
                 self, f"Block{_dots(block)}", vpc_id=self._vpc_id, cidr_block=str(block)
