@@ -28,6 +28,7 @@ class DataKey(kms.Key):
         role = "aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_fs-*"
         everybody = {"AWS": f"{account}:root"}
         logs = {"Service": f"logs.{place.region}.amazonaws.com"}
+        # In one piece, which takes the place of CDK's own: so the account's policies decide here as well.
         statements = [
             _allow("kms:*", everybody),
             _allow(

@@ -84,14 +84,9 @@ class EfaVpc(Construct):
         # The CIDR is part of the logical id: consumers in other stacks see a moved subnet as a new one.
         name = f"{_id(plan.claim)}{_dots(plan.cidr)}"
         subnet = ec2.CfnSubnet(
-            self,
-            name,
-            vpc_id=self._vpc_id,
-            cidr_block=str(plan.cidr),
-            availability_zone_id=plan.zone,
-            map_public_ip_on_launch=False,
-            tags=[CfnTag(key="Name", value=f"{self._path}/{plan.claim}")],
-        )
+            self, name, vpc_id=self._vpc_id, cidr_block=str(plan.cidr), availability_zone_id=plan.zone,
+            map_public_ip_on_launch=False, tags=[CfnTag(key="Name", value=f"{self._path}/{plan.claim}")],
+        )  # fmt: skip
         block = next((cfn for net, cfn in self._blocks.items() if plan.cidr.subnet_of(net)), None)
         if block:
             subnet.add_resource_dependency(block)
