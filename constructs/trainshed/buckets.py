@@ -6,6 +6,7 @@ All are private, TLS-only and encrypted; data buckets are versioned, logged and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TypedDict, Unpack, cast
 
 import aws_cdk as cdk
@@ -15,7 +16,9 @@ from constructs import Construct
 
 from .planning.nodes import lifecycle_bucket_name
 
-_ABORT_AFTER = cdk.Duration.days(7)
+_days = cache(cdk.Duration.days)
+_ABORT_AFTER = _days(7)
+_NOTHING_PUBLIC = s3.BlockPublicAccess.BLOCK_ALL
 
 
 class _Props(TypedDict, total=False):
@@ -41,7 +44,7 @@ class _PrivateBucket(s3.Bucket):
             bucket_key_enabled=True if key else None,
             enforce_ssl=True,
             minimum_tls_version=1.2,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            block_public_access=_NOTHING_PUBLIC,
             versioned=True,
             **props,
         )
@@ -57,8 +60,8 @@ class AccessLogBucket(_PrivateBucket):
             removal_policy=cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
             lifecycle_rules=[
                 s3.LifecycleRule(
-                    expiration=cdk.Duration.days(expire_after_days),
-                    noncurrent_version_expiration=cdk.Duration.days(1),
+                    expiration=_days(expire_after_days),
+                    noncurrent_version_expiration=_days(1),
                     abort_incomplete_multipart_upload_after=_ABORT_AFTER,
                 )
             ],
@@ -91,7 +94,7 @@ class DatasetBucket(_PrivateBucket):
         moves = [] if infrequent_access_after_days is None else [
             s3.Transition(
                 storage_class=s3.StorageClass.INFREQUENT_ACCESS,
-                transition_after=cdk.Duration.days(infrequent_access_after_days),
+                transition_after=_days(infrequent_access_after_days),
             )
         ]  # fmt: skip
         super().__init__(
@@ -104,7 +107,7 @@ class DatasetBucket(_PrivateBucket):
             lifecycle_rules=[
                 s3.LifecycleRule(
                     transitions=moves,
-                    noncurrent_version_expiration=cdk.Duration.days(noncurrent_expire_after_days),
+                    noncurrent_version_expiration=_days(noncurrent_expire_after_days),
                     abort_incomplete_multipart_upload_after=_ABORT_AFTER,
                 )
             ],
@@ -141,7 +144,7 @@ class LifecycleBucket(_PrivateBucket):
             removal_policy=cdk.RemovalPolicy.DESTROY,
             auto_delete_objects=True,
             lifecycle_rules=[s3.LifecycleRule(
-                noncurrent_version_expiration=cdk.Duration.days(30),
+                noncurrent_version_expiration=_days(30),
                 abort_incomplete_multipart_upload_after=_ABORT_AFTER,
             )],
         )  # fmt: skip

@@ -11,6 +11,9 @@ from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from .function_role import FunctionRole
+from .place import place_of
+
+_TIMEOUT, _PATIENCE = cdk.Duration.minutes(1), cdk.Duration.minutes(3)
 
 
 class ClusterLogs(Construct):
@@ -35,15 +38,12 @@ class ClusterLogs(Construct):
         key: kms.IKey,
     ) -> None:
         super().__init__(scope, construct_id)
-        stack = cdk.Stack.of(self)
         identity = FunctionRole(self, "Identity", key=key)
-        groups = (
-            f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:log-group:/aws/sagemaker/Clusters"
-        )
+        logs = f"log-group:/aws/sagemaker/Clusters/{cluster_name}/*"
         identity.policy.add_statements(
             iam.PolicyStatement(
                 actions=["logs:CreateLogGroup", "logs:PutRetentionPolicy"],
-                resources=[f"{groups}/{cluster_name}/*"],
+                resources=[place_of(cdk.Stack.of(self)).arn("logs", logs)],
             )
         )
         function = lambda_.Function(
@@ -52,7 +52,7 @@ class ClusterLogs(Construct):
             runtime=lambda_.Runtime.PYTHON_3_14,
             handler="handler.log_retention",
             code=lambda_.Code.from_asset(str(Path(__file__).parent / "provider"), exclude=["__pycache__"]),
-            timeout=cdk.Duration.minutes(1),
+            timeout=_TIMEOUT,
             description="Sets how long the logs of cluster nodes are kept",
             role=identity.role,
             log_group=identity.log_group,
@@ -62,7 +62,7 @@ class ClusterLogs(Construct):
             self,
             "Retention",
             service_token=function.function_arn,
-            service_timeout=cdk.Duration.minutes(3),
+            service_timeout=_PATIENCE,
             resource_type="Custom::ClusterLogRetention",
             properties={
                 "LogGroupName": f"/aws/sagemaker/Clusters/{cluster_name}/{cluster_id}",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-from .principals import account, service
+from .place import place_of
 
 
 class DataKey(kms.Key):
@@ -20,37 +22,36 @@ class DataKey(kms.Key):
     """
 
     def __init__(self, scope: Construct, construct_id: str) -> None:
+        place = place_of(cdk.Stack.of(scope))
+        account = f"arn:{place.partition}:iam::{place.account}"
+        use = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
+        role = "aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_fs-*"
+        everybody = {"AWS": f"{account}:root"}
+        logs = {"Service": f"logs.{place.region}.amazonaws.com"}
+        # In one piece, which takes the place of CDK's own: so the account's policies decide here as well.
+        statements = [
+            _allow("kms:*", everybody),
+            _allow(
+                use, logs, "CloudWatchLogs", {"kms:EncryptionContext:aws:logs:arn": place.arn("logs", "*")}
+            ),
+            _allow(use, everybody, "FSxDataRepositories", {"aws:PrincipalArn": f"{account}:role/{role}"}),
+        ]
         super().__init__(
             scope,
             construct_id,
             enable_key_rotation=True,
             removal_policy=cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
             description="Trainshed: datasets, checkpoints, file systems and logs of this region",
+            policy=iam.PolicyDocument.from_json({"Version": "2012-10-17", "Statement": statements}),
         )
-        stack = cdk.Stack.of(self)
-        groups = f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:*"
-        use = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
-        self.add_to_resource_policy(
-            iam.PolicyStatement(
-                sid="CloudWatchLogs",
-                principals=[service(f"logs.{stack.region}.amazonaws.com")],
-                actions=use,
-                resources=["*"],
-                conditions={"ArnLike": {"kms:EncryptionContext:aws:logs:arn": groups}},
-            )
-        )
-        role = "aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_fs-*"
-        self.add_to_resource_policy(
-            iam.PolicyStatement(
-                sid="FSxDataRepositories",
-                principals=[account()],
-                actions=use,
-                resources=["*"],
-                conditions={
-                    "ArnLike": {"aws:PrincipalArn": f"arn:{stack.partition}:iam::{stack.account}:role/{role}"}
-                },
-            )
-        )
+
+
+def _allow(
+    actions: str | list[str], who: Mapping[str, str], sid: str | None = None,
+    like: Mapping[str, str] | None = None,
+) -> dict[str, object]:  # fmt: skip
+    found = {"Effect": "Allow", "Action": actions, "Resource": "*", "Principal": who}
+    return {**found, **({"Sid": sid} if sid else {}), **({"Condition": {"ArnLike": like}} if like else {})}
 
 
 def log_group(

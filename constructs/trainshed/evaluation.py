@@ -18,6 +18,7 @@ from constructs import Construct
 
 from .evaluation_job import EvaluationJob
 from .function_role import FunctionRole
+from .place import place_of
 
 MARKER_SUFFIX = "/_PUBLISHED.json"
 _SAGEMAKER = "sagemaker.amazonaws.com"
@@ -95,7 +96,7 @@ class EvaluationTrigger(Construct):
     ) -> None:
         stack = cdk.Stack.of(self)
         identity = FunctionRole(self, "Identity", key=key)
-        named = f"arn:{stack.partition}:sagemaker:{stack.region}:{stack.account}:processing-job/{prefix}-*"
+        named = place_of(stack).arn("sagemaker", f"processing-job/{prefix}-*")
         identity.policy.add_statements(
             _allow(["s3:ListBucket"], checkpoints.bucket_arn),
             _allow(["s3:GetObject"], checkpoints.arn_for_objects(f"*{MARKER_SUFFIX}")),

@@ -13,6 +13,7 @@ from constructs import Construct
 
 from .image import pull_from
 from .node_policy import CREATE_INTERFACES, DESCRIBE_NETWORK, WRITE_LOGS, allow
+from .place import place_of
 from .planning.workload import TOKENIZER, EvaluationPlan, evaluation_arguments
 from .principals import service
 
@@ -95,10 +96,10 @@ def _data(checkpoints: s3.IBucket, datasets: s3.IBucket) -> list[dict[str, objec
 
 def _service(stack: cdk.Stack, subnet_id: str, security_group_id: str) -> list[dict[str, object]]:
     """What SageMaker does in the role's name: logs, metrics, interfaces in the VPC."""
-    partition, place = stack.partition, f"{stack.region}:{stack.account}"
-    logs = f"arn:{partition}:logs:{place}:log-group:{_LOGS}"
+    place = place_of(stack)
+    logs = place.arn("logs", f"log-group:{_LOGS}")
     interfaces = [
-        f"arn:{partition}:ec2:{place}:{name}"
+        place.arn("ec2", name)
         for name in ("network-interface/*", f"subnet/{subnet_id}", f"security-group/{security_group_id}")
     ]
     namespace = {"cloudwatch:namespace": _LOGS}

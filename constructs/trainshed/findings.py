@@ -20,6 +20,7 @@ from constructs import IConstruct, IValidation, Node
 from .inspection import field, items
 
 _WILDCARD = "AwsSolutions-IAM5"
+_POLICIES = (iam.ManagedPolicy, iam.Policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,11 @@ class Acknowledgements:
                 for path in row.paths.split():
                     by_path.setdefault(path, []).append(row)
             nodes: dict[str, Node] = {"": stack.node}
-            for path, here in by_path.items():
-                if node := _find(nodes, path):
-                    _acknowledge(node, here, path.partition("/")[0])
+            found = {path: node for path in by_path if (node := _find(nodes, path))}
+            policies = {path: node.document for path, node in found.items() if isinstance(node, _POLICIES)}
+            documents = stack.resolve(policies)
+            for path, node in found.items():
+                _acknowledge(node, by_path[path], path.partition("/")[0], documents.get(path))
         return []
 
 
@@ -82,11 +85,8 @@ def _find(nodes: dict[str, Node], path: str) -> IConstruct | None:
     return nodes[above].try_find_child(name)
 
 
-def _acknowledge(node: IConstruct, rows: Iterable[Accepted], name: str) -> None:
-    found: list[str] = []
-    if isinstance(node, iam.ManagedPolicy | iam.Policy):
-        document = cdk.Stack.of(node).resolve(node.document)
-        found = [f"{_WILDCARD}[{each}]" for each in wildcards(document)]
+def _acknowledge(node: IConstruct, rows: Iterable[Accepted], name: str, document: object) -> None:
+    found = [f"{_WILDCARD}[{each}]" for each in wildcards(document)]
     ids = {id_: row.reason.format(name=name) for row in rows for id_ in row.ids(found)}
     cdk.Validations.of(node).acknowledge(*(cdk.Acknowledgment(id=i, reason=r) for i, r in ids.items()))
 

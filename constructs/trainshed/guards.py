@@ -6,6 +6,9 @@ so it holds for anybody's constructs in the same app, not only for this library'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import aws_cdk as cdk
 import jsii
 from aws_cdk import aws_fsx as fsx
@@ -15,19 +18,16 @@ from aws_cdk import aws_sagemaker as sagemaker
 from constructs import IConstruct, IValidation
 
 from .efa_guards import Findings, efa_rules, same_zone
-from .inspection import Resources, depends_on, field, items, rendered, subnets_of, target, type_of
+from .inspection import field, items
 from .permissions import grants
 from .planning.instances import INSTANCE_TYPES
+from .resources import Resources
 
 STATEFUL = frozenset({
     "AWS::APS::Workspace", "AWS::EFS::FileSystem", "AWS::FSx::DataRepositoryAssociation",
     "AWS::FSx::FileSystem", "AWS::KMS::Key", "AWS::RDS::DBCluster", "AWS::RDS::DBInstance", "AWS::S3::Bucket",
 })  # fmt: skip
-_KEEPS = (
-    cdk.CfnDeletionPolicy.RETAIN,
-    cdk.CfnDeletionPolicy.RETAIN_EXCEPT_ON_CREATE,
-    cdk.CfnDeletionPolicy.SNAPSHOT,
-)
+_KEEPS = ("Retain", "RetainExceptOnCreate", "Snapshot")
 _UPLOAD = "Custom::CDKBucketDeployment"
 _EMPTIES_ITSELF = "AutoDeleteObjectsCustomResource"
 _SILENT = 'its role lacks fsx:DescribeFileSystems and would fall back to TCP in silence: allow it on "*"'
@@ -47,30 +47,34 @@ class Guards:
     def validate(self) -> list[str]:
         """Findings become error annotations where they arise, which name the construct."""
         app = Resources(self._scope)
-        for node in app.all:
-            for guard, message in _findings(node, app):
-                cdk.Annotations.of(node).add_error(f"{message} [trainshed:{guard}]")
+        stateful = app.of_type(*STATEFUL)
+        for node, options in zip(stateful, app.options(stateful), strict=True):
+            _report(node, _retained(node, options))
+        for group in app.of(logs.CfnLogGroup):
+            _report(group, _ends(group, app))
+        for system in app.of(fsx.CfnFileSystem):
+            _report(system, _lustre(system, app))
+        for cluster in app.of(sagemaker.CfnCluster):
+            _report(cluster, _cluster(cluster, app))
         return []
 
 
-def _findings(node: cdk.CfnResource, app: Resources) -> Findings:
-    if type_of(node) in STATEFUL:
-        yield from _retained(node)
-    if isinstance(node, logs.CfnLogGroup) and node.retention_in_days is None:
-        yield "retention", "this log group is kept for ever: set retention_in_days"
-    elif isinstance(node, fsx.CfnFileSystem):
-        yield from _lustre(node, app)
-    elif isinstance(node, sagemaker.CfnCluster):
-        yield from _cluster(node, app)
+def _report(node: cdk.CfnResource, findings: Findings) -> None:
+    for guard, message in findings:
+        cdk.Annotations.of(node).add_error(f"{message} [trainshed:{guard}]")
 
 
-def _retained(node: cdk.CfnResource) -> Findings:
-    options = node.cfn_options
-    if options.deletion_policy in _KEEPS and options.update_replace_policy in _KEEPS:
+def _retained(node: cdk.CfnResource, options: Mapping[str, Any]) -> Findings:
+    if options.get("deletionPolicy") in _KEEPS and options.get("updateReplacePolicy") in _KEEPS:
         return
     parent = node.node.scope
     if parent is None or not parent.node.try_find_child(_EMPTIES_ITSELF):
         yield "retain", f"{node.cfn_resource_type} would go with its stack: apply RemovalPolicy.RETAIN"
+
+
+def _ends(node: logs.CfnLogGroup, app: Resources) -> Findings:
+    if field(app.written(node), "retention_in_days") is None:
+        yield "retention", "this log group is kept for ever: set retention_in_days"
 
 
 def _lustre(node: fsx.CfnFileSystem, app: Resources) -> Findings:
@@ -91,19 +95,19 @@ def _cluster(node: sagemaker.CfnCluster, app: Resources) -> Findings:
     for group in groups:
         name = f"group {field(group, 'instance_group_name')}"
         network = field(group, "override_vpc_config") or field(given, "vpc_config")
-        subnets = subnets_of(field(network, "subnets"))
+        subnets = app.subnets_of(field(network, "subnets"))
         if any(field(app.written(s), "map_public_ip_on_launch") is True for s in subnets):
             yield "public-subnet", f"{name} would get public addresses: HyperPod wants private subnets"
         storage = items(field(group, "instance_storage_configs"))
         mounts = [mount for mount in (field(s, "fsx_lustre_config") for s in storage) if mount]
         if network and _speaks_efa(group):
             yield from efa_rules(node, items(field(network, "security_group_ids")), name, app)
-            systems = [target(field(mount, "dns_name")) for mount in mounts]
+            systems = [app.target(field(mount, "dns_name")) for mount in mounts]
             yield from same_zone(subnets, systems, name, app)
         if mounts:
             yield from _describes_file_systems(field(group, "execution_role"), name, app)
     sources = [field(field(group, "life_cycle_config"), "source_s3_uri") for group in groups]
-    yield from _uploaded(node, rendered(node, sources), app)
+    yield from _uploaded(node, app.rendered(node, sources), app)
 
 
 def _speaks_efa(group: object) -> bool:
@@ -113,20 +117,15 @@ def _speaks_efa(group: object) -> bool:
 
 
 def _uploaded(node: sagemaker.CfnCluster, scripts: str, app: Resources) -> Findings:
-    for other in app.all:
-        # A custom resource has no class of its own.
-        if (
-            type(other) is not cdk.CfnResource
-            or type_of(other) != _UPLOAD
-            or app.stack_of(other) != app.stack_of(node)
-        ):
+    for other in app.of_type(_UPLOAD):
+        if not app.together(node, other):
             continue
-        bucket = rendered(other, app.written(other).get("DestinationBucketName", "")).strip('"')
-        if bucket and bucket in scripts and not depends_on(node, other):
+        bucket = app.rendered(other, app.written(other).get("DestinationBucketName", "")).strip('"')
+        if bucket and bucket in scripts and not app.depends_on(node, other):
             yield "order", f"the cluster may start before {other.node.path} has uploaded: add the dependency"
 
 
 def _describes_file_systems(role_arn: object, what: str, app: Resources) -> Findings:
-    role = target(role_arn)
+    role = app.target(role_arn)
     if isinstance(role, iam.CfnRole) and not grants(role, "fsx:DescribeFileSystems", app):
         yield "describe-file-systems", f"{what} mounts Lustre, but {_SILENT}"

@@ -57,7 +57,7 @@ class HyperPodCluster(Construct):
         mounts: Sequence[Mount] = (),
     ) -> None:
         super().__init__(scope, construct_id)
-        self._security_group = security_group
+        self._security_group_ids = [security_group.security_group_id]
         self._subnet_ids = subnet_ids
         first = next((g for g in plan.groups if g.role == "controller"), plan.groups[0])
         groups = [self._group(g, roles[g.role], scripts, orchestrator, mounts) for g in plan.groups]
@@ -72,13 +72,12 @@ class HyperPodCluster(Construct):
             node_recovery="Automatic" if plan.node_recovery else "None",
             node_provisioning_mode="Continuous" if plan.continuous_provisioning else None,
         )
-        for needed in (*rules, scripts.upload):
-            self.cfn.node.add_dependency(needed)
+        self.cfn.node.add_dependency(*rules, scripts.upload)
         self.cluster_arn = self.cfn.attr_cluster_arn
 
     def _vpc_config(self, claim: str) -> sagemaker.CfnCluster.VpcConfigProperty:
         return _cfn.VpcConfigProperty(
-            subnets=[self._subnet_ids[claim]], security_group_ids=[self._security_group.security_group_id]
+            subnets=[self._subnet_ids[claim]], security_group_ids=self._security_group_ids
         )
 
     def _group(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Network
 
-from aws_cdk import CfnTag, RemovalPolicy, Tags
+from aws_cdk import CfnTag, RemovalPolicy
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_kms as kms
 from constructs import Construct
@@ -44,18 +44,20 @@ class EfaVpc(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         primary = str(addresses.blocks[0])
-        self._cfn = ec2.CfnVPC(
-            self, "Vpc", cidr_block=primary, enable_dns_hostnames=True, enable_dns_support=True
-        )
+        # What is asked of CDK often is asked once: each time is a round trip.
         self._path = self.node.path
-        Tags.of(self._cfn).add("Name", self._path)
+        self._cfn = ec2.CfnVPC(
+            self, "Vpc", cidr_block=primary, enable_dns_hostnames=True, enable_dns_support=True,
+            tags=[CfnTag(key="Name", value=self._path)],
+        )  # fmt: skip
+        self._vpc_id = self._cfn.ref
         self._blocks = {
             block: ec2.CfnVPCCidrBlock(
-                self, f"Block{_dots(block)}", vpc_id=self._cfn.ref, cidr_block=str(block)
+                self, f"Block{_dots(block)}", vpc_id=self._vpc_id, cidr_block=str(block)
             )
             for block in addresses.blocks[1:]
         }
-        self._tables: dict[str, ec2.CfnRouteTable] = {}
+        self._tables: dict[str, str] = {}
         self._routed: dict[str, ec2.CfnSubnetRouteTableAssociation] = {}
         self.subnet_ids = {subnet.claim: self._subnet(subnet) for subnet in addresses.subnets}
         if network.egress == "nat":
@@ -64,32 +66,27 @@ class EfaVpc(Construct):
         VpcEndpoints(
             self,
             "Endpoints",
-            vpc_id=self._cfn.ref,
+            vpc_id=self._vpc_id,
             blocks=[str(block) for block in addresses.blocks],
-            route_table_ids=[table.ref for zone, table in self._tables.items() if zone != _PUBLIC],
+            route_table_ids=[table for zone, table in self._tables.items() if zone != _PUBLIC],
             subnet_ids=[self.subnet_ids[s.claim] for s in kept],
             services=endpoints_for(network.egress, network.endpoints),
         )
         FlowLogs(
-            self, "FlowLogs", vpc_id=self._cfn.ref, retention_days=network.flow_log_retention_days, key=key
+            self, "FlowLogs", vpc_id=self._vpc_id, retention_days=network.flow_log_retention_days, key=key
         )
         zones = sorted({subnet.zone for subnet in addresses.subnets})
         self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
-            self, "Ref", vpc_id=self._cfn.ref, availability_zones=zones, vpc_cidr_block=primary
+            self, "Ref", vpc_id=self._vpc_id, availability_zones=zones, vpc_cidr_block=primary
         )
 
     def _subnet(self, plan: SubnetPlan) -> str:
         # The CIDR is part of the logical id: consumers in other stacks see a moved subnet as a new one.
         name = f"{_id(plan.claim)}{_dots(plan.cidr)}"
         subnet = ec2.CfnSubnet(
-            self,
-            name,
-            vpc_id=self._cfn.ref,
-            cidr_block=str(plan.cidr),
-            availability_zone_id=plan.zone,
-            map_public_ip_on_launch=False,
-            tags=[CfnTag(key="Name", value=f"{self._path}/{plan.claim}")],
-        )
+            self, name, vpc_id=self._vpc_id, cidr_block=str(plan.cidr), availability_zone_id=plan.zone,
+            map_public_ip_on_launch=False, tags=[CfnTag(key="Name", value=f"{self._path}/{plan.claim}")],
+        )  # fmt: skip
         block = next((cfn for net, cfn in self._blocks.items() if plan.cidr.subnet_of(net)), None)
         if block:
             subnet.add_resource_dependency(block)
@@ -97,25 +94,25 @@ class EfaVpc(Construct):
             # A retained file system keeps its interfaces: AWS would refuse to delete what they are in.
             for held in (self._cfn, subnet, *([block] if block else [])):
                 held.apply_removal_policy(RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE)
-        table = self._table(_PUBLIC if plan.purpose == "public" else plan.zone)
+        subnet_id, table = subnet.ref, self._table(_PUBLIC if plan.purpose == "public" else plan.zone)
         self._routed[plan.claim] = ec2.CfnSubnetRouteTableAssociation(
-            self, f"{name}Table", subnet_id=subnet.ref, route_table_id=table.ref
+            self, f"{name}Table", subnet_id=subnet_id, route_table_id=table
         )
-        return subnet.ref
+        return subnet_id
 
-    def _table(self, of: str) -> ec2.CfnRouteTable:
+    def _table(self, of: str) -> str:
         """The private route table of a zone, or the public one."""
         if of not in self._tables:
-            self._tables[of] = ec2.CfnRouteTable(self, f"Table{_id(of)}", vpc_id=self._cfn.ref)
+            self._tables[of] = ec2.CfnRouteTable(self, f"Table{_id(of)}", vpc_id=self._vpc_id).ref
         return self._tables[of]
 
     def _route_out(self, addresses: AddressPlan) -> None:
         gateway = ec2.CfnInternetGateway(self, "InternetGateway")
         attached = ec2.CfnVPCGatewayAttachment(
-            self, "InternetGatewayAttachment", vpc_id=self._cfn.ref, internet_gateway_id=gateway.ref
+            self, "InternetGatewayAttachment", vpc_id=self._vpc_id, internet_gateway_id=gateway.ref
         )
         out = ec2.CfnRoute(
-            self, "PublicRoute", route_table_id=self._table(_PUBLIC).ref, destination_cidr_block="0.0.0.0/0",
+            self, "PublicRoute", route_table_id=self._table(_PUBLIC), destination_cidr_block="0.0.0.0/0",
             gateway_id=gateway.ref,
         )  # fmt: skip
         out.add_resource_dependency(attached)
@@ -136,7 +133,7 @@ class EfaVpc(Construct):
             nat.add_resource_dependency(self._routed[public.claim])
             if public.zone in self._tables:
                 ec2.CfnRoute(
-                    self, f"Route{zone}", route_table_id=self._tables[public.zone].ref,
+                    self, f"Route{zone}", route_table_id=self._tables[public.zone],
                     destination_cidr_block="0.0.0.0/0", nat_gateway_id=nat.ref,
                 )  # fmt: skip
 

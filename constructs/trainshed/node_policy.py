@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
-from aws_cdk import aws_s3 as s3
+
+from .place import place_of
 
 CREATE_INTERFACES = (
     "ec2:CreateNetworkInterface",
@@ -46,10 +47,10 @@ def allow(
 
 def everywhere(stack: cdk.Stack, cluster_name: str, security_group_id: str) -> list[dict[str, object]]:
     """What every node does, in its own cluster and security group."""
-    partition, place = stack.partition, f"{stack.region}:{stack.account}"
-    logs = f"arn:{partition}:logs:{place}:log-group:/aws/sagemaker/Clusters/{cluster_name}/*"
+    place = place_of(stack)
+    logs = place.arn("logs", f"log-group:/aws/sagemaker/Clusters/{cluster_name}/*")
     network = [
-        f"arn:{partition}:ec2:{place}:{name}"
+        place.arn("ec2", name)
         for name in ("network-interface/*", "subnet/*", f"security-group/{security_group_id}")
     ]
     metrics = {"StringEquals": {"cloudwatch:namespace": "/aws/sagemaker/Clusters"}}
@@ -64,16 +65,16 @@ def everywhere(stack: cdk.Stack, cluster_name: str, security_group_id: str) -> l
     ]
 
 
-def list_bucket(bucket: s3.IBucket, prefix: str | None = None) -> dict[str, object]:
+def list_bucket(arn: str, prefix: str | None = None) -> dict[str, object]:
     """A bucket's names, under a prefix where one is given."""
     conditions = {"StringLike": {"s3:prefix": [f"{prefix}/*", prefix]}} if prefix else None
-    return allow(["s3:ListBucket"], [bucket.bucket_arn], conditions)
+    return allow(["s3:ListBucket"], [arn], conditions)
 
 
-def read_objects(bucket: s3.IBucket, *prefixes: str) -> dict[str, object]:
+def read_objects(arn: str, *prefixes: str) -> dict[str, object]:
     """A bucket's objects, under some prefixes or all of them."""
     places = [f"{prefix}/*" for prefix in prefixes] or ["*"]
-    return allow(["s3:GetObject"], [bucket.arn_for_objects(place) for place in places])
+    return allow(["s3:GetObject"], [f"{arn}/{place}" for place in places])
 
 
 def use_key(key: kms.IKey, *, write: bool) -> dict[str, object]:

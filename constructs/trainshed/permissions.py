@@ -9,7 +9,8 @@ from typing import Any
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 
-from .inspection import Resources, field, items
+from .inspection import field, items
+from .resources import Resources
 
 # What AWS's own page attaches to node roles: it has nothing of FSx. Other AWS policies are out of sight.
 READ_MANAGED_POLICIES = ("AmazonSageMakerClusterInstanceRolePolicy",)
@@ -20,34 +21,26 @@ def grants(role: iam.CfnRole, action: str, app: Resources) -> bool:
 
     To be asked in a validation: references between stacks are told apart by what replaced them.
     """
-    given = role.stack.resolve(app.written(role))
+    given = app.stack_of(role).resolve(app.written(role))
     arns = items(field(given, "managed_policy_arns"))
-    refs = _refs(app.of(iam.CfnManagedPolicy), role, app)
-    ours = [policy for policy, ref in refs if ref in arns]
+    named = app.refs(iam.CfnManagedPolicy, app.stack_of(role))
+    ours = [policy for policy, ref in named if ref in arns and _names(ref, policy, role, app)]
     if len(ours) < sum(not _is_read(arn) for arn in arns):
         return True
     documents = [field(policy, "policy_document") for policy in items(field(given, "policies"))]
-    documents += [policy.stack.resolve(policy.policy_document) for policy in ours]
+    documents += [app.stack_of(policy).resolve(policy.policy_document) for policy in ours]
     # To ask each policy of the app whom it is for is dear, and needed only when the role's own say nothing.
     return _allow(documents, action) or _allow(_written_for(role, app), action)
 
 
-def _refs(
-    policies: list[iam.CfnManagedPolicy], role: iam.CfnRole, app: Resources
-) -> list[tuple[iam.CfnManagedPolicy, object]]:
-    """Policies that the role's stack may name, as it names them."""
-    found = zip(policies, role.stack.resolve([app.ref(policy) for policy in policies]), strict=True)
-    return [(policy, ref) for policy, ref in found if _names(ref, policy, role, app)]
-
-
 def _names(ref: object, thing: cdk.CfnResource, user: cdk.CfnResource, app: Resources) -> bool:
     """A plain `Ref` to another stack's resource means one of the user's own: nothing there refers to it."""
-    return app.stack_of(thing) == app.stack_of(user) or field(ref, "Ref") is None
+    return app.together(thing, user) or field(ref, "Ref") is None
 
 
 def _written_for(role: iam.CfnRole, app: Resources) -> Iterator[Any]:
     for policy in app.of(iam.CfnPolicy, iam.CfnManagedPolicy):
-        stack = policy.stack
+        stack = app.stack_of(policy)
         # In a section, for what resolves to nothing is dropped.
         seen = stack.resolve({"role": app.ref(role), "roles": policy.roles})
         if field(seen, "role") in items(field(seen, "roles")) and _names(seen["role"], role, policy, app):

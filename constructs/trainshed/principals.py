@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import cast
 
 from aws_cdk import aws_iam as iam
 
 
+@cache
 def service(name: str) -> iam.IPrincipal:
     """An AWS service, such as `lambda.amazonaws.com`."""
     return cast("iam.IPrincipal", iam.ServicePrincipal(name))
-
-
-def account() -> iam.IPrincipal:
-    """Whoever the account's own policies let."""
-    return cast("iam.IPrincipal", iam.AccountRootPrincipal())

@@ -59,23 +59,20 @@ class NodeExecutionRole(Construct):
         pulls_from: str | None = None,
     ) -> None:
         super().__init__(scope, construct_id)
+        scripts = lifecycle_bucket.bucket_arn
         statements = [
             *everywhere(cdk.Stack.of(self), cluster_name, security_group.security_group_id),
-            list_bucket(lifecycle_bucket, prefix),
-            read_objects(lifecycle_bucket, prefix, MIRROR),
+            list_bucket(scripts, prefix),
+            read_objects(scripts, prefix, MIRROR),
             use_key(key, write=node_role == "worker"),
         ]
         if node_role != "controller":
-            statements += [
-                list_bucket(datasets),
-                read_objects(datasets),
-                list_bucket(checkpoints),
-                read_objects(checkpoints),
-            ]
+            data, runs = datasets.bucket_arn, checkpoints.bucket_arn
+            statements += [list_bucket(data), read_objects(data), list_bucket(runs), read_objects(runs)]
             statements += pull_from(pulls_from) if pulls_from else ()
-        if node_role == "worker":
-            write = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-            statements.append(allow(write, [checkpoints.arn_for_objects("*")]))
+            if node_role == "worker":
+                write = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+                statements.append(allow(write, [f"{runs}/*"]))
         if secrets:
             statements.append(allow(["secretsmanager:GetSecretValue"], secrets))
         if workspace_arn:

@@ -68,8 +68,7 @@ class LustreFileSystem(Construct):
             tags=[cdk.CfnTag(key="Name", value=f"{platform}-{plan.name}")],
         )
         self.cfn.apply_removal_policy(cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE)
-        for rule in rules:
-            self.cfn.node.add_dependency(rule)
+        self.cfn.node.add_dependency(*rules)
         self.associations = [self._associate(a, buckets) for a in plan.associations]
         if plan.root_squash:
             self._squash_root(plan, key)
@@ -119,8 +118,7 @@ class LustreFileSystem(Construct):
                 "NoSquashNids": list(plan.no_squash_nids),
             },
         )
-        for association in self.associations:
-            squash.node.add_dependency(association)
+        squash.node.add_dependency(*self.associations)
 
 
 def _configuration(plan: LustrePlan, log_group_arn: str) -> fsx.CfnFileSystem.LustreConfigurationProperty:

@@ -11,8 +11,8 @@ import pytest
 from aws_cdk import aws_iam as iam
 from constructs import IValidation
 
-from trainshed.inspection import Resources
 from trainshed.permissions import grants
+from trainshed.resources import Resources
 
 ACTION = "fsx:DescribeFileSystems"
 NODES = iam.ServicePrincipal("sagemaker.amazonaws.com")
