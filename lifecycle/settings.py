@@ -119,9 +119,8 @@ def assignments(prefix, value):
         yield f"{prefix}={shlex.quote(text)}"
 
 
-def main(arguments):
-    """`SETTINGS RESOURCE_CONFIG`: prints this node's facts as a line of JSON, then everything for a shell."""
-    settings_path, resource_path = arguments
+def main(settings_path, resource_path):
+    """Prints this node's facts as a line of JSON, then all that steps are told as assignments."""
     try:
         settings = load(settings_path)
         node = facts_of(settings, resource_path)
@@ -135,4 +134,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

@@ -25,12 +25,11 @@ for file in "$new"/*.crt; do
   told=$(openssl x509 -noout -checkend 0 -in "$file" 2>/dev/null) || [ "$told" ] || stop "certificate ${file##*/} is not PEM"
   [[ $told != *'will expire'* ]] || say "certificate ${file##*/} has expired"
 done
-if [ -d "$trusted" ] || [ -n "$(ls "$new")" ]; then
-  if ! diff -rq "$new" "$trusted" >/dev/null 2>&1; then
-    rm -rf "$trusted" && cp -r "$new" "$trusted" && chmod 755 "$trusted"
-    update-ca-certificates --fresh >/dev/null
-    changed=yes
-  fi
+mkdir -p "$trusted"
+if ! diff -rq "$new" "$trusted" >/dev/null; then
+  rm -rf "$trusted" && cp -r "$new" "$trusted" && chmod 755 "$trusted"
+  update-ca-certificates --fresh >/dev/null
+  changed=yes
 fi
 [ -n "$(ls "$new")" ] || exit 0
 
