@@ -4,14 +4,14 @@
 set -euo pipefail
 shopt -s lastpipe # `… | place` must be able to set `changed`
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin
-export HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
+export HOME=/root LC_ALL=C.UTF-8 TZ=UTC DEBIAN_FRONTEND=noninteractive
 lifecycle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 home=/opt/trainshed
 metrics=/var/lib/trainshed/metrics
 changed=
 
 # On standard error: what a command substitution catches is a value.
-say() { TZ=UTC printf '%(%FT%TZ)T trainshed: %s\n' -1 "$*" >&2; }
+say() { printf '%(%FT%TZ)T trainshed: %s\n' -1 "$*" >&2; }
 
 # `stop WHY WHAT_TO_DO`: one line, and the step is over.
 stop() {

@@ -2,14 +2,14 @@
 # Entry point on every node: HyperPod runs it after its own Slurm set-up, at creation, at replacement and after an
 # AMI update, in an environment that may be empty.
 set -euo pipefail
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TZ=UTC
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 log=${TRAINSHED_LOG:-/var/log/provision/provisioning.log}
 home=/opt/trainshed
 mkdir -p "$(dirname "$log")" "$home" /var/lib/trainshed/metrics
 exec > >(tee -a "$log") 2>&1
 
-say() { TZ=UTC printf '%(%FT%TZ)T trainshed: %s\n' -1 "$*"; }
+say() { printf '%(%FT%TZ)T trainshed: %s\n' -1 "$*"; }
 stop() {
   say "FAILED: $*; this node stops here"
   exit 1

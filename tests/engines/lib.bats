@@ -76,3 +76,12 @@ step() {
   run env HOME=/nowhere PATH=/nowhere:/usr/bin:/bin bash "$work/step.sh"
   [[ "$output" != */nowhere* && "$output" == *" /usr/local/sbin:"* ]]
 }
+
+@test "the log's time is UTC wherever the machine is" {
+  tokyo=/usr/share/zoneinfo/Asia/Tokyo
+  [ -e "$tokyo" ] || skip "no tzdata"
+  mount --bind "$tokyo" "$(readlink -f /etc/localtime)"
+  before=$(date -u +%FT%H:%M)
+  step "say here"
+  [[ "$output" == "$before"*Z\ trainshed:\ here || "$output" == "$(date -u +%FT%H:%M)"*Z\ trainshed:\ here ]]
+}
