@@ -77,11 +77,9 @@ step() {
   [[ "$output" != */nowhere* && "$output" == *" /usr/local/sbin:"* ]]
 }
 
-@test "the log's time is UTC wherever the machine is" {
-  tokyo=/usr/share/zoneinfo/Asia/Tokyo
-  [ -e "$tokyo" ] || skip "no tzdata"
-  mount --bind "$tokyo" "$(readlink -f /etc/localtime)"
+@test "the log's time is UTC whatever the caller's zone is" {
+  printf '. "%s/lifecycle/lib.sh"\nsay here\n' "$REPOSITORY" >"$work/step.sh"
   before=$(date -u +%FT%H:%M)
-  step "say here"
+  run env -i TZ=Tokyo-9 bash "$work/step.sh"
   [[ "$output" == "$before"*Z\ trainshed:\ here || "$output" == "$(date -u +%FT%H:%M)"*Z\ trainshed:\ here ]]
 }
