@@ -140,7 +140,6 @@ def everything(firm: Firm, prometheus: Prometheus, syslog: Syslog) -> tuple[dict
         "mirror.json": firm.mirror.encode(),
         "packages/own.deb": firm.package,
         "pre.d/10-first.sh": b"date > /var/lib/first\n",
-        "pre.d/20-watch.sh": WATCH.encode(),
         "post.d/90-last.sh": b"test -e /var/lib/first && id ada > /var/lib/last\n",
     }
     return told, site
@@ -150,7 +149,7 @@ def test_a_fresh_node_with_everything_on_and_once_more(firm, node, tmp_path):
     syslog = Syslog(firm.authority)
     with Prometheus(firm.authority, tmp_path) as prometheus, syslog:
         told, site = everything(firm, prometheus, syslog)
-        node.upload(told, site, groups(node))
+        node.upload(told, {**site, "pre.d/20-watch.sh": WATCH.encode()}, groups(node))
         began = time.monotonic()
         done = node.provision()
         first = time.monotonic() - began
