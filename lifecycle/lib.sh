@@ -4,14 +4,14 @@
 set -euo pipefail
 shopt -s lastpipe # `… | place` must be able to set `changed`
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin
-export HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
+export HOME=/root LC_ALL=C.UTF-8 TZ=UTC DEBIAN_FRONTEND=noninteractive
 lifecycle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 home=/opt/trainshed
 metrics=/var/lib/trainshed/metrics
 changed=
 
 # On standard error: what a command substitution catches is a value.
-say() { printf '%s trainshed: %s\n' "$(date -u +%FT%TZ)" "$*" >&2; }
+say() { printf '%(%FT%TZ)T trainshed: %s\n' -1 "$*" >&2; }
 
 # `stop WHY WHAT_TO_DO`: one line, and the step is over.
 stop() {
@@ -36,25 +36,28 @@ retry() {
 # Boot-time services hold dpkg's lock for minutes; what an administrator holds back stays back.
 locked_apt() { retry apt-get -y -qq -o DPkg::Lock::Timeout=600 "$@"; }
 
-# `read_secret ARN`: its text.
+# `read_secret ARN`: its text, once from the file into which the entry has fetched it.
 read_secret() {
+  [ ! -s "${TRAINSHED_SECRET:-}" ] || { cat "$TRAINSHED_SECRET" && rm "$TRAINSHED_SECRET" && return; }
   retry aws secretsmanager get-secret-value --region "$settings_region" --secret-id "$1" --output text \
     --query SecretString || stop "secret $1 cannot be read: it needs the node role's permission and a way out"
 }
 
 # `place MODE FILE < text`: the file whole or not at all; `changed` is set when it was not so before.
 place() {
-  local new
-  mkdir -p "$(dirname "$2")"
-  new=$2.new # one name, so that what was interrupted is overwritten and not left
-  install -m 600 /dev/null "$new"
-  cat >"$new"
-  chmod "$1" "$new"
-  if cmp -s "$new" "$2"; then rm "$new"; else mv "$new" "$2" && changed=yes; fi
+  local text old=
+  IFS= read -rd '' text || true
+  [ ! -e "$2" ] || IFS= read -rd '' old <"$2" || true
+  [ "$text" != "$old" ] || return 0
+  # One name, so that what was interrupted is overwritten and not left.
+  printf '%s' "$text" | install -D -m "$1" /dev/stdin "$2.new"
+  mv "$2.new" "$2"
+  changed=yes
 }
 
 # A unit that runs what it is told now: restarted only where its files are new or it does not run.
 run_unit() {
+  [ "$changed" ] || [ "$(systemctl show --value -p UnitFileState -p ActiveState "$1")" != $'active\nenabled' ] || return 0
   [ -z "$changed" ] || systemctl daemon-reload
   systemctl --quiet is-enabled "$@" || systemctl --quiet enable "$@"
   if [ "$changed" ]; then systemctl restart "$@"; else systemctl start "$@"; fi
@@ -62,9 +65,8 @@ run_unit() {
 
 # `service NAME COMMAND USER`: a daemon of this platform.
 service() {
-  printf '[Unit]\nAfter=network-online.target\n[Service]\nUser=%s\nRestart=always\nRestartSec=10\nExecStart=%s\n' \
-    "$3" "$2" | cat - <(printf '[Install]\nWantedBy=multi-user.target\n') |
-    place 644 "/etc/systemd/system/trainshed-$1.service"
+  printf '[Unit]\nAfter=network-online.target\n[Service]\nUser=%s\nRestart=always\nRestartSec=10\nExecStart=%s\n%s\n' \
+    "$3" "$2" $'[Install]\nWantedBy=multi-user.target' | place 644 "/etc/systemd/system/trainshed-$1.service"
   run_unit "trainshed-$1"
 }
 

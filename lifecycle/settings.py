@@ -119,22 +119,19 @@ def assignments(prefix, value):
         yield f"{prefix}={shlex.quote(text)}"
 
 
-def main(arguments):
-    """`node SETTINGS RESOURCE_CONFIG` prints this node's facts as JSON, `shell SETTINGS NODE` assignments."""
-    command, settings_path, other = arguments
+def main(settings_path, resource_path):
+    """Prints this node's facts as a line of JSON, then all that steps are told as assignments."""
     try:
         settings = load(settings_path)
-        if command == "node":
-            print(json.dumps(facts_of(settings, other), sort_keys=True))
-            return 0
+        node = facts_of(settings, resource_path)
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 1
     del settings["groups"]  # whose names are no shell names; this node's own is in `node`
-    node = json.loads(Path(other).read_text(encoding="utf-8"))
-    print("\n".join([*assignments("settings", settings), *assignments("node", node)]))
+    shell = [*assignments("settings", settings), *assignments("node", node)]
+    print(json.dumps(node, sort_keys=True), *shell, sep="\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

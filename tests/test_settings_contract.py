@@ -205,7 +205,7 @@ def test_what_it_does_not_know_is_refused_in_one_line(node, tmp_path, settings, 
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "deploy" in str(caught.value), "what to do"
-    assert node.main(["node", str(path), str(save(tmp_path / "resource_config.json", {}))]) == 1
+    assert node.main(path, save(tmp_path / "resource_config.json", {})) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [str(caught.value)]

@@ -9,7 +9,7 @@ new=$(mktemp -d)
 trap 'rm -rf "$new"' EXIT
 
 # update-ca-certificates takes one certificate a file.
-split() { awk -v into="$new/$1" '/BEGIN CERT/ { n++ } n { print > (into "-" n ".crt") }' | tr -d '\r'; }
+split() { awk -v into="$new/$1" '{ sub(/\r$/, "") } /BEGIN CERT/ { n++ } n { print > (into "-" n ".crt") }'; }
 
 for name in "${settings_nodes_certificates_files[@]}"; do
   file=$lifecycle/site/certificates/$name
@@ -22,17 +22,14 @@ if [ "$settings_nodes_certificates_secret_arn" ]; then
 fi
 for file in "$new"/*.crt; do
   [ -e "$file" ] || break
-  sed -i 's/\r$//' "$file"
-  openssl x509 -noout -in "$file" 2>/dev/null || stop "certificate ${file##*/} is not PEM"
-  openssl x509 -noout -checkend 0 -in "$file" >/dev/null || say "certificate ${file##*/} has expired"
+  told=$(openssl x509 -noout -checkend 0 -in "$file" 2>/dev/null) || [ "$told" ] || stop "certificate ${file##*/} is not PEM"
+  [[ $told != *'will expire'* ]] || say "certificate ${file##*/} has expired"
 done
-if [ -d "$trusted" ] || [ -n "$(ls "$new")" ]; then
-  mkdir -p "$trusted"
-  if ! diff -rq "$new" "$trusted" >/dev/null; then
-    rm -rf "$trusted" && cp -r "$new" "$trusted" && chmod 755 "$trusted"
-    update-ca-certificates --fresh >/dev/null
-    changed=yes
-  fi
+mkdir -p "$trusted"
+if ! diff -rq "$new" "$trusted" >/dev/null; then
+  rm -rf "$trusted" && cp -r "$new" "$trusted" && chmod 755 "$trusted"
+  update-ca-certificates --fresh >/dev/null
+  changed=yes
 fi
 [ -n "$(ls "$new")" ] || exit 0
 

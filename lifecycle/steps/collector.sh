@@ -8,7 +8,8 @@ user=trainshed-metrics
 program=$(command -v prometheus) || stop "prometheus is not there: run \`trainshed mirror\`"
 install -d -m 750 -g "$user" "$etc"
 install -d -m 750 -o "$user" /var/lib/trainshed/collector
-secret=
+exec {help}< <("$program" --help 2>&1) # meanwhile
+secret='' auth=''
 [ -z "$settings_nodes_metrics_secret_arn" ] || secret=$(read_secret "$settings_nodes_metrics_secret_arn")
 pick() {
   python3 "$lifecycle/render.py" pick "$1" <<<"$secret" || stop "$settings_nodes_metrics_secret_arn must be JSON with $1"
@@ -31,7 +32,6 @@ mtls)
   keep key
   auth="tls_config: {cert_file: $etc/certificate, key_file: $etc/key}"
   ;;
-*) auth= ;;
 esac
 {
   echo "global: {scrape_interval: 15s, external_labels: {platform: $settings_platform, cluster: $settings_cluster, group: $node_group, instance_type: $node_instance_type, node: $(hostname)}}"
@@ -48,6 +48,6 @@ chgrp "$user" "$etc/prometheus.yml"
 promtool check config --agent "$etc/prometheus.yml" >/dev/null || stop "the collector's settings are wrong, see above"
 # Prometheus 3 has a flag for what was a feature before.
 agent=--agent
-prometheus --help 2>&1 | grep -q -- ' --agent ' || agent=--enable-feature=agent
+grep -q -- ' --agent ' <&"$help" || agent=--enable-feature=agent
 service collector "$program $agent --config.file=$etc/prometheus.yml \
 --storage.agent.path=/var/lib/trainshed/collector --web.listen-address=127.0.0.1:9090" "$user"

@@ -76,3 +76,10 @@ step() {
   run env HOME=/nowhere PATH=/nowhere:/usr/bin:/bin bash "$work/step.sh"
   [[ "$output" != */nowhere* && "$output" == *" /usr/local/sbin:"* ]]
 }
+
+@test "the log's time is UTC whatever the caller's zone is" {
+  printf '. "%s/lifecycle/lib.sh"\nsay here\n' "$REPOSITORY" >"$work/step.sh"
+  before=$(date -u +%FT%H:%M)
+  run env -i TZ=Tokyo-9 bash "$work/step.sh"
+  [[ "$output" == "$before"*Z\ trainshed:\ here || "$output" == "$(date -u +%FT%H:%M)"*Z\ trainshed:\ here ]]
+}

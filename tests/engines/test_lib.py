@@ -15,4 +15,4 @@ def test_lib():
         ["unshare", "--mount", "bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "\nok 10 " in done.stdout
+    assert "\nok 11 " in done.stdout

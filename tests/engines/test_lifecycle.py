@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import tarfile
 import time
@@ -20,6 +21,10 @@ from tests.support import ROOT
 
 METRICS_SECRET, CA_SECRET, BIND_SECRET = "metrics-login", "more-authorities", "directory-login"
 USERS = "\ufeffname,uid,key\r\n# the team\r\nada,2001,ssh-ed25519 AAAAC3Nz ada@firm\r\n\r\ngrace, 2002\r\n"
+# Looks at the secrets that wait for their steps, while these run.
+WATCH = """place=/run/trainshed/secrets
+(for i in $(seq 500); do stat -c '%a %n' $place $place/*; sleep .02; done) >/var/lib/seen 2>/dev/null &
+"""
 BUCKET = "sagemaker-fleet-123456789012-us-east-2"
 
 
@@ -102,7 +107,8 @@ def prepared(firm: Firm) -> Node:
     node = Node()
     node.__enter__()
     node.write("root/.aws/config", firm.aws.config(node.host))
-    node.write("/usr/local/bin/aws", f'#!/bin/sh\nexec {ROOT}/.venv/emulator/bin/aws "$@"\n', 0o755)
+    aws = f'#!/bin/sh\necho "$*" >>/var/lib/aws-calls\nexec {ROOT}/.venv/emulator/bin/aws "$@"\n'
+    node.write("/usr/local/bin/aws", aws, 0o755)
     node.write("/etc/hosts", node.read("/etc/hosts") + f"{node.host} fs-1.fsx\n")
     node.boot()
     node.run("mkdir -p /opt/dlami/nvme && mount -t tmpfs -o size=100m none /opt/dlami/nvme")
@@ -143,7 +149,7 @@ def test_a_fresh_node_with_everything_on_and_once_more(firm, node, tmp_path):
     syslog = Syslog(firm.authority)
     with Prometheus(firm.authority, tmp_path) as prometheus, syslog:
         told, site = everything(firm, prometheus, syslog)
-        node.upload(told, site, groups(node))
+        node.upload(told, {**site, "pre.d/20-watch.sh": WATCH.encode()}, groups(node))
         began = time.monotonic()
         done = node.provision()
         first = time.monotonic() - began
@@ -178,13 +184,22 @@ def test_a_fresh_node_with_everything_on_and_once_more(firm, node, tmp_path):
             == "640:root:trainshed-metrics\n"
         )
 
+        seen = set(node.read("/var/lib/seen").splitlines())
+        assert "600 /run/trainshed/secrets/collector" in seen
+        assert {line.split()[0] for line in seen if line.count("/") == 4} == {"600"}
+        assert {line for line in seen if line.count("/") == 3} == {"700 /run/trainshed/secrets"}
+        assert not node.run("ls -A /run/trainshed").stdout
+
         units = "trainshed-collector trainshed-node-exporter rsyslog"
         pids = node.run(f"systemctl show -P MainPID {units}").stdout
         before = node.run("find /etc /usr/local /opt/trainshed/programs -type f -newer /var/lib/last").stdout
+        node.write("/var/lib/aws-calls", "")
         began = time.monotonic()
         assert node.provision().returncode == 0
         second = time.monotonic() - began
         print(f"first {first:.1f} s, second {second:.1f} s")
+        asked = re.findall(r"--secret-id (\S+)", node.read("/var/lib/aws-calls"))
+        assert sorted(asked) == [METRICS_SECRET, CA_SECRET], "each once"
         assert failed(node) == []
         assert node.run(f"systemctl show -P MainPID {units}").stdout == pids, "nothing was restarted"
         assert (
@@ -194,12 +209,25 @@ def test_a_fresh_node_with_everything_on_and_once_more(firm, node, tmp_path):
         assert node.run("grep -c /fsx /etc/fstab").stdout.strip() == "1"
         assert node.read("/home/ada/.ssh/authorized_keys").count("ada@firm") == 1
 
+        # What was rotated is there after the next run.
+        secrets, pid = firm.aws.client("secretsmanager"), pids.split()[0]
+        third = Authority(tmp_path, "Firm Third Root").ca.read_text()
+        moved = json.dumps({"username": USER, "password": "moved"})
+        for name, text in ((CA_SECRET, third), (METRICS_SECRET, moved)):
+            secrets.put_secret_value(SecretId=name, SecretString=text)
+        assert node.provision().returncode == 0
+        trusted = "".join(node.read("/etc/ssl/certs/ca-certificates.crt").split())
+        assert "".join(third.split()[2:-2]) in trusted
+        assert "".join(firm.other.ca.read_text().split()[2:-2]) not in trusted
+        assert node.read("/etc/trainshed/metrics/password") == "moved\n"
+        assert node.run("systemctl show -P MainPID trainshed-collector").stdout.strip() != pid
+
         # Each step runs alone; rotation: what is no longer given is no longer trusted.
         fewer = {**told["nodes"], "certificates": {"files": ["corp.pem"], "secret_arn": None}}
         node.upload({**told, "nodes": fewer}, site, groups(node))
         assert node.provision().returncode == 0
         left = "".join(node.read("/etc/ssl/certs/ca-certificates.crt").split())
-        assert "".join(firm.other.ca.read_text().split()[2:-2]) not in left
+        assert "".join(third.split()[2:-2]) not in left
         assert "".join(firm.authority.ca.read_text().split()[2:-2]) in left
         for step in sorted((ROOT / "lifecycle/steps").glob("*.sh")):
             node.run(f"bash /opt/trainshed/lifecycle/steps/{step.name}")
@@ -247,9 +275,10 @@ def goes_on(node: Node, step: str, *words: str) -> None:
 
 
 def missing_certificate(_firm: Firm, node: Node) -> None:
-    told = settings(certificates={"files": ["corp.pem"], "secret_arn": None})
+    told = settings(certificates={"files": ["corp.pem"], "secret_arn": CA_SECRET})
     node.upload(told, {}, groups(node))
     stops(node, "corp.pem", "deploy the cluster stack again")
+    assert not node.run("ls -A /run/trainshed").stdout, "a secret that was fetched is gone"
 
 
 def missing_secret(_firm: Firm, node: Node) -> None:

@@ -18,6 +18,7 @@ from tests.engines.slurm import TRAINER, USERS
 from tests.support import ROOT
 
 STEPS, EVERY = 12, 3
+EDIT = "# tried something\n"
 CHECKPOINTS = list(range(EVERY, STEPS + 1, EVERY))
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
@@ -40,15 +41,22 @@ def whole(site) -> Submitted:
 
 @pytest.fixture(scope="module")
 def struck(site, whole) -> Submitted:
-    """The same by another user, with an evaluation: a host is killed within the epoch; then the evaluation is
-    requeued and the controller killed, while both go on.
+    """The same by another user, with an evaluation: a host is killed within the epoch; then the evaluation,
+    which has scored a checkpoint, is requeued and the controller killed, while both go on. A file of the run
+    is edited before it starts again.
     """
     cluster = site.cluster
     run = site.submit("ann", "--nodes", "2", "--evaluate")
     cluster.until(
         lambda: f"[trainer] checkpoint step={EVERY} " in run.log, "a checkpoint", SLOW_S, lambda: run.log
     )
+    with (run.folder / "src/trainer/__init__.py").open("a") as file:
+        file.write(EDIT)
     cluster.kill(2)
+    scores = run.folder / "evaluate.log"
+    cluster.until(
+        lambda: f"evaluation step={EVERY} " in scores.read_text(), "a score", SLOW_S, scores.read_text
+    )
     cluster.until(lambda: cluster.job(run.train).get("Restarts") == "1", "the job is requeued", SLOW_S)
     cluster.run("scontrol", "requeue", run.evaluate)
     cluster.until(lambda: "[trainer] resumed" in run.log, "the run goes on", SLOW_S, lambda: run.log)
@@ -107,8 +115,8 @@ def test_the_record_says_what_ran(site, struck):
     assert "name: tiny-cpu\n" in (record / "recipe.yaml").read_text()
     assert (record / "jobs").read_text().split() == [struck.train, struck.evaluate]
     assert "--evaluate" in (record / "command").read_text()
-    for start in "01":
-        assert (record / f"train-{start}.diff").read_text() == ""
+    assert (record / "train-0.diff").read_text() == ""
+    assert f"\n+{EDIT}" in (record / "train-1.diff").read_text()
 
 
 def test_input_that_does_not_fit_ends_the_job_for_good(site):
