@@ -48,8 +48,8 @@ hooks pre.d
 . "$home/lifecycle/secrets.sh"
 # A node goes on without an optional step, and says so in a metric.
 failed='' states=''
-for step in clock:optional lustre:required home:required scratch:optional certificates:required \
-  packages:optional users:required containers:optional slurm:required metrics:optional collector:optional \
+for step in clock:optional scratch:optional home:required certificates:required packages:optional \
+  lustre:required users:required containers:optional slurm:required metrics:optional collector:optional \
   logs:optional; do
   name=${step%:*} began=$SECONDS state=0
   [ ! "${asked[$name]:-}" ] || wait "${asked[$name]}" || true

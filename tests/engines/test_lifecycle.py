@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 import subprocess
 import tarfile
 import time
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -237,7 +239,7 @@ def test_what_stops_a_node_and_what_does_not(firm):
     """Each on a machine of its own, side by side: most wait for five tries."""
     cases = [
         missing_certificate, missing_secret, missing_file_system, unreadable_file_system, apt_is_read_only,
-        nothing_is_mirrored, a_hook_fails, unlisted, lustre_falls_back, no_scratch,
+        nothing_is_mirrored, a_hook_fails, unlisted, lustre_falls_back, lustre_over_efa, no_scratch,
         root_is_squashed,
     ]  # fmt: skip
     with ThreadPoolExecutor(4) as pool:
@@ -365,6 +367,25 @@ def root_is_squashed(_firm: Firm, node: Node) -> None:
     done = node.run(f"{weak} bash /opt/trainshed/lifecycle/steps/lustre.sh", check=False)
     assert done.returncode == 1
     assert "cannot be read back" in done.stderr
+
+
+def lustre_over_efa(firm: Firm, node: Node) -> None:
+    """The mirror's set-up of Lustre over EFA runs at the first boot already, and before the mount."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as made:
+        script = "! mountpoint -q /fsx && echo 5 >/etc/efa\n"
+        made.writestr("configure-efa-fsx-lustre-client/setup.sh", script)
+    digest = hashlib.sha256(archive.getvalue()).hexdigest()
+    key = f"mirror/{digest}/client.zip"
+    firm.aws.client("s3").put_object(Bucket=BUCKET, Key=key, Body=archive.getvalue())
+    entry = {"name": "client", "version": "1", "machine": "any", "for": "lustre-efa",
+             "url": "https://example.com/client.zip", "sums": None, "sha256": digest}  # fmt: skip
+    told = settings()
+    told["lustre"]["efa"], told["groups"]["p5"]["programs"] = True, ["lustre-efa"]
+    node.upload(told, {"mirror.json": json.dumps({"packages": [entry]}).encode()}, groups(node))
+    assert node.provision().returncode == 0, node.lines()
+    assert any("/fsx: written and read back over EFA" in line for line in node.lines())
+    assert node.read("/var/lib/trainshed/metrics/trainshed_lustre_on_tcp.prom").endswith(" 0\n")
 
 
 def no_scratch(_firm: Firm, node: Node) -> None:
