@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.trainer.buckets import s3_server
 from tests.trainer.ranks import run_ranks
 from tests.trainer.toy import Toy
+from trainer import state as state_module
 from trainer.checkpoint import CheckpointsFailingError
 from trainer.errors import TrainerError
 from trainer.publish import MARKER
@@ -57,6 +58,30 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, mode):
     assert json.loads(state["progress"]) == {"step": 3}
     assert [resumed.step(step) for step in range(3, 6)] == losses[3:]
     assert all(map(torch.equal, whole.weights(), resumed.weights()))
+
+
+def test_hyperparameters_are_the_recipes_and_lie_in_no_checkpoint(tmp_path, monkeypatch):
+    """Those of a checkpoint that has them, as older ones do, do not count either."""
+    for name, kept in (("new", state_module._is_hyperparameter), ("old", lambda name: False)):
+        saved = Toy(tmp_path / name)
+        saved.step(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(state_module, "_is_hyperparameter", kept)
+            saved.checkpoints.save(1, saved.state(1), urgent=True)
+        reader = saved.checkpoints.folder.reader("step-00000001")
+        keys = reader.read_metadata().state_dict_metadata
+        assert any("param_groups" in key for key in keys) == (name == "old")
+        assert sum("exp_avg" in key for key in keys) == 8
+
+        resumed = Toy(tmp_path / name)
+        (group,) = resumed.optimizer.param_groups
+        group |= {"betas": (0.5, 0.6), "weight_decay": 0.3}
+        resumed.checkpoints.load(1, resumed.state())
+        (group,) = resumed.optimizer.param_groups
+        assert (group["betas"], group["weight_decay"], group["lr"]) == ((0.5, 0.6), 0.3, 1e-2)
+        moments = [resumed.optimizer.state[p]["exp_avg"] for p in resumed.model.parameters()]
+        expected = [saved.optimizer.state[p]["exp_avg"] for p in saved.model.parameters()]
+        assert all(map(torch.equal, moments, expected))
 
 
 def test_weights_that_change_while_they_are_copied_do_not_tear_the_checkpoint(tmp_path, monkeypatch):
