@@ -54,7 +54,7 @@ def main(place: str, folder: Path, every: int, batch: int) -> None:
     for block in model.core.model.language_model.layers:
         fully_shard(block)
     fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     dataset = Driving(place)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(
