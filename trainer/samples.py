@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import TrainerError
+from trainer.transport import Piece
 
 # MDS columns and their encodings. MDS stores no empty array: "no box" is one row of class -1.
 COLUMNS = {
@@ -103,6 +104,12 @@ class Batch:
         """The same batch in page-locked memory."""
         return self._map(lambda tensor: tensor.pin_memory())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process in one piece."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return _batch, (Piece(tensors), {name: v for name, v in values.items() if name not in tensors})
+
     @property
     def tokens(self) -> int:
         """Tokens that are not padding."""
@@ -111,3 +118,7 @@ class Batch:
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return Batch(**{name: change(v) if isinstance(v, Tensor) else v for name, v in values.items()})
+
+
+def _batch(tensors: dict[str, Tensor], others: dict[str, Any]) -> Batch:
+    return Batch(**tensors, **others)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from trainer.loader import _Positions
 from trainer.mds import Shards
 from trainer.order import Mixture
+from trainer.transport import Piece
 from trainer.workers import init_worker
 
 BATCH, WORKERS, SEED = 64, 2, 7
@@ -37,10 +38,10 @@ class Columns(Dataset):
     def __init__(self, shards: Shards) -> None:
         self._shards, self._order = shards, Mixture([shards.sizes], [1.0], SEED)
 
-    def __getitems__(self, positions: np.ndarray) -> dict[str, torch.Tensor]:
+    def __getitems__(self, positions: np.ndarray) -> Piece:
         _, samples = self._order.locate(positions)
         read = self._shards.read(samples)
-        return {name: torch.from_numpy(np.stack([one[name] for one in read])) for name in read[0]}
+        return Piece({name: torch.from_numpy(np.stack([one[name] for one in read])) for name in read[0]})
 
 
 def ours(place: str, position: int = 0) -> Iterable[dict[str, torch.Tensor]]:
