@@ -183,7 +183,7 @@ def test_training_beats_constant_velocity_on_held_out_scenes(run, place, tmp_pat
     assert [entry["step"] for entry in entries if entry["kind"] == "evaluation"] == [STEPS]
     assert len(list((place / "comet").glob("*.zip"))) == 2, "the run's experiment, and its evaluation"
 
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    two = [sys.executable, "-m", "trainer.launch", "--standalone", "--nproc-per-node=2", "-m"]
     two += ["trainer.evaluate", "--checkpoint", f"{run.folder}/checkpoints/{name_of(STEPS)}", "--out", "two"]
     done = subprocess.run(
         [*two, "--set", "tracking.comet=null", "--set", "evaluation.micro_batch=8"],
