@@ -59,8 +59,8 @@ place() {
 run_unit() {
   [ "$changed" ] || [ "$(systemctl show --value -p UnitFileState -p ActiveState "$1")" != $'active\nenabled' ] || return 0
   [ -z "$changed" ] || systemctl daemon-reload
-  systemctl --quiet is-enabled "$@" || systemctl --quiet enable "$@"
-  if [ "$changed" ]; then systemctl restart "$@"; else systemctl start "$@"; fi
+  systemctl --quiet is-enabled "$1" || systemctl --quiet enable "$1"
+  if [ "$changed" ]; then systemctl restart "$1"; else systemctl start "$1"; fi
 }
 
 # `service NAME COMMAND USER`: a daemon of this platform.

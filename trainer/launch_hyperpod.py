@@ -10,13 +10,11 @@ import argparse
 import os
 import sys
 import tempfile
-import traceback
 from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.errors import TrainerError
-from trainer.resilience import Exit, leave
-from trainer.tracking import emit
+from trainer.resilience import Exit, exit_code, leave
 
 GRACE_S = 300  # for the last checkpoint; the pod's terminationGracePeriodSeconds must be longer
 
@@ -66,7 +64,7 @@ def mend() -> None:
     )
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     """Run the agent; it ends when the operator or a signal says so."""
     if find_spec("hyperpod_elastic_agent") is None:
         raise TrainerError(
@@ -80,18 +78,9 @@ def main(arguments: list[str]) -> None:
     from hyperpod_elastic_agent import run  # noqa: PLC0415
 
     run.main(defaults(arguments))
+    return Exit.DONE
 
 
 if __name__ == "__main__":
-    code: int = Exit.DONE
-    try:
-        main(sys.argv[1:])
-    except TrainerError as error:
-        emit("error", text=str(error))
-        code = Exit.RECIPE
-    except SystemExit as end:  # argparse
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    leave(code)  # the agent's thread that reads logs never ends, and a pod would wait for it to be killed
+    # The agent's thread that reads logs never ends, and a pod would wait for it to be killed.
+    leave(exit_code(main, sys.argv[1:]))

@@ -26,6 +26,7 @@ from typing import Literal, NoReturn
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainer.errors import TrainerError
 from trainer.tracking import emit, fatal
 
 LOG_READ_S = 3.0  # HyperPod's agent reads a rank's log every second
@@ -175,9 +176,12 @@ def leave(code: int) -> NoReturn:
 
 
 def exit_code(main: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """What `main` returns; what argparse exits with; 1 after the traceback of anything unforeseen."""
+    """What `main` returns; what argparse exits with; 2 after a TrainerError's line; 1 after any traceback."""
     try:
         return int(main(arguments))
+    except TrainerError as error:
+        emit("error", text=str(error))
+        return Exit.RECIPE
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException:
